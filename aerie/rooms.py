@@ -19,11 +19,12 @@ AT_THE_TOP = ("kernel_builder", "kernels_cc", "llama32_1b", "multi_launch_builde
 CHECKOUT = None if (PACKAGE / AT_THE_TOP[0]).is_dir() else SEARCH_PATH
 """The top of the checkout that this package is part of; None where it was installed."""
 
+_PARENT_OF_THE_FIVE = PACKAGE if CHECKOUT is None else SEARCH_PATH
+
 
 def folder(room: str) -> Path:
     """The folder of a room, or of a folder in it, such as "virtual_npu/codegen"."""
-    is_at_the_top = CHECKOUT is not None and room.partition("/")[0] in AT_THE_TOP
-    return (SEARCH_PATH if is_at_the_top else PACKAGE) / room
+    return (_PARENT_OF_THE_FIVE if room.partition("/")[0] in AT_THE_TOP else PACKAGE) / room
 
 
 class RoomFinder:

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import slow_tests
 from hypothesis import HealthCheck, settings
 
 from aerie.runtime.npu import checks
@@ -24,8 +23,9 @@ from aerie.runtime.npu import tools as finders
 from aerie.runtime.npu.device import missing_device
 from aerie.runtime.npu.tools import missing_compile_tools
 from aerie.virtual_npu.pyxrt.batch import RunBatch
+from tests import slow_tests
 
-pytest_plugins = ["cpu_seconds", "shards"]
+pytest_plugins = ["tests.cpu_seconds", "tests.shards", "tests.engine.small_models"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Models this small gain nothing from a second thread of torch, and lose seconds to it on a busy machine."""

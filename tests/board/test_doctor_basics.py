@@ -7,14 +7,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import gguf_files
 import pytest
-from made_up_machine import machine, put, tool
 
 from aerie.board.doctor import basics
 from aerie.board.doctor.machine import CheckStatus
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common import cpu
+from tests import gguf_files
+from tests.board.made_up_machine import machine, put, tool
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_up_machine import machine, put, tool
 
 from aerie.board.doctor import compilers
 from aerie.board.doctor.machine import CheckResult, CheckStatus
 from aerie.runtime.npu import versions
+from tests.board.made_up_machine import machine, put, tool
 
 GOOD = "clang version 21.0.0 (https://github.com/Xilinx/llvm-aie f4a72c27aa)"
 AIE = "  Registered Targets:\n    aie - Xilinx AI Engine"

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from made_up_machine import machine, put, tool, with_pyxrt
 
 from aerie.board.doctor import device
 from aerie.board.doctor.machine import CheckStatus
 from aerie.runtime.npu import versions
+from tests.board.made_up_machine import machine, put, tool, with_pyxrt
 
 TABLE = """System Configuration
   OS Name              : Linux

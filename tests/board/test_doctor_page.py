@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_machine import machine, put, tool
 from rich.console import Console
 
 from aerie.board.__main__ import main
 from aerie.board.doctor.checks import CHECKS, GOALS, NOT_SET_UP_WITHOUT, DoctorCheck, not_set_up, run_checks
 from aerie.board.doctor.command import NOTHING_RUNS, SCHEMA, WORKS, exit_code, next_steps, print_page, record
 from aerie.board.doctor.machine import MAX_TEXT_LENGTH, CheckResult, CheckStatus, ExaminedMachine
+from tests.board.made_up_machine import machine, put, tool
 
 OK = CheckResult(CheckStatus.OK, "there", "there")
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up_machine import machine, put, tool
 
 from aerie import virtual_npu
 from aerie.board.doctor import one_kernel
@@ -19,6 +18,7 @@ from aerie.board.doctor.machine import CheckResult, CheckStatus, ExaminedMachine
 from aerie.board.doctor.one_kernel import CASE, KERNEL, main, run_add_kernel
 from aerie.runtime import select_backend
 from aerie.runtime.npu import versions
+from tests.board.made_up_machine import machine, put, tool
 
 
 def test_on_the_virtual_npu() -> None:

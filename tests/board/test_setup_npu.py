@@ -14,7 +14,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from made_up_machine import tool
 
 from aerie.board import setup_npu
 from aerie.board.setup_npu import (
@@ -27,6 +26,7 @@ from aerie.board.setup_npu import (
 )
 from aerie.common.errors import UserError
 from aerie.runtime.npu import versions
+from tests.board.made_up_machine import tool
 
 AIR = "0.0.1.2026082304+e972f29"
 WANTED = {"mlir_air": AIR, "mlir_aie": versions.MLIR_AIE.version, "llvm-aie": versions.PEANO.version}

@@ -8,10 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cpu_seconds
 import pytest
-import shards
-import slow_tests
+
+from tests import cpu_seconds, shards, slow_tests
 
 NODES = ["room/test_a.py::test_one[x-1]", "room/test_a.py::test_one[y-1]", "room/test_a.py::test_two"]
 

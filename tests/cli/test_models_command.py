@@ -8,7 +8,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import gguf_files
 import pytest
 from gguf import GGMLQuantizationType as Type
 
@@ -20,6 +19,7 @@ from aerie.cli.local_models import local_models
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
 from aerie.engine.tokenizer import load_tokenizer
+from tests import gguf_files
 
 DRAFTER = BUILT_IN_MODELS["demo-drafter"]
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broken import make_broken
-from pages import PROJECT, Block
 
 from aerie.__main__ import main
+from tests.docs.broken import make_broken
+from tests.docs.pages import PROJECT, Block
 
 VERDICT = r"\[verify\] FAIL|\[diagnosis\] layer"
 REFUSAL = re.compile(rf'^(error:|{VERDICT}|\S+Error:|guilty:|{{"ok": false)', re.MULTILINE)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from pages import DOCS
+from tests.docs.pages import DOCS
 
 PROJECT = DOCS.parent
 PAGE = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")

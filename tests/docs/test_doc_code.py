@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import PAGES, PROJECT, blocks
 
 from aerie.air_dialect import parse
+from tests.docs.pages import PAGES, PROJECT, blocks
 
 LINE_LENGTH = int(re.findall(r"^line-length = (\d+)", (PROJECT / "pyproject.toml").read_text(), re.M)[0])
 

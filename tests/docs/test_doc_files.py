@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from pages import DOCS, FENCE, PAGES, PROJECT, blocks, table
+
+from tests.docs.pages import DOCS, FENCE, PAGES, PROJECT, blocks, table
 
 PATH = re.compile(
     r"`((?:aerie|kernel_builder|kernels_cc|llama32_1b|multi_launch_builder|tests|tools|docs)/[\w./-]*)`"

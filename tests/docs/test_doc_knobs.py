@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import PROJECT
 
 from aerie import rooms
 from aerie.common.knobs import PLAIN_PARTS, Knob
+from tests.docs.pages import PROJECT
 
 ROOMS = ["benchmarks", "aerie", *rooms.AT_THE_TOP]
 
@@ -33,10 +33,10 @@ OF_OTHERS = {
 """Environment variables that are not ours, and who looks at each."""
 
 BOTH_WAYS = {
-    "products": ("tests/virtual_npu/test_vnpu_products.py", "tests/llama32_1b/test_bit_identities.py"),
-    "buffers": ("tests/runtime/test_shared_buffers.py", "tests/llama32_1b/test_bit_identities.py"),
-    "calls": ("tests/runtime/test_recording.py", "tests/llama32_1b/test_bit_identities.py"),
-    "host_code": ("tests/llama32_1b/test_decode_attention.py", "tests/llama32_1b/test_bit_identities.py"),
+    "products": ("tests/virtual_npu/test_vnpu_products.py", "tests/engine/test_bit_identities.py"),
+    "buffers": ("tests/runtime/test_shared_buffers.py", "tests/engine/test_bit_identities.py"),
+    "calls": ("tests/runtime/test_recording.py", "tests/engine/test_bit_identities.py"),
+    "host_code": ("tests/engine/test_decode_attention.py", "tests/engine/test_bit_identities.py"),
 }
 """Parts that AERIE_PLAIN names, with the tests that compare the results with and without."""
 
@@ -102,4 +102,4 @@ def test_every_fast_path_is_tested_both_ways(knobs: dict[str, Knob]) -> None:
             text = (PROJECT / file).read_text()
             assert "AERIE_PLAIN" in text, f"{file} says nothing of AERIE_PLAIN"
             assert re.search(rf'"{part}"', text), f"{file} says nothing of {part}"
-    assert '"VNPU_THREADS": "' in (PROJECT / "tests/llama32_1b/test_bit_identities.py").read_text()
+    assert '"VNPU_THREADS": "' in (PROJECT / "tests/engine/test_bit_identities.py").read_text()

@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pages import DOCS, PAGES, PROJECT, REASONS, Block, blocks, page_marks, prose
-from sandbox import Sandbox, matches, without_numbers
+
+from tests.docs.pages import DOCS, PAGES, PROJECT, REASONS, Block, blocks, page_marks, prose
+from tests.docs.sandbox import Sandbox, matches, without_numbers
 
 RUN = ("console", "python")
 DEV = DOCS / "dev"

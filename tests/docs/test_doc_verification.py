@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pages import DOCS, PROJECT, blocks
-from sandbox import Sandbox, matches, without_numbers
+
+from tests.docs.pages import DOCS, PROJECT, blocks
+from tests.docs.sandbox import Sandbox, matches, without_numbers
 
 PAGE = DOCS / "explanation" / "verification.md"
 FAULT = "heads 0 and 1 swapped in layer 3"
@@ -14,7 +15,7 @@ FAULTY = """
 import sys
 
 sys.path.append({faults!r})
-from faults import FAULTS, Healthy
+from tests.verify.faults import FAULTS, Healthy
 
 from aerie.verify import __main__ as command_line
 

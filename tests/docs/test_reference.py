@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import DOCS, PROJECT, table
 
 import aerie
 from aerie.engine.families import FAMILIES
 from aerie.engine.model_family import ModelFamily
 from aerie.runtime.npu import versions
+from tests.docs.pages import DOCS, PROJECT, table
 
 TOOLS = str(PROJECT / "tools" / "docs")
 

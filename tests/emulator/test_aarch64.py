@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulator import GUEST, EmulatedLibrary, Emulator, Pointer, call_with_struct
 from numpy.typing import NDArray
 
 from aerie import virtual_npu
@@ -37,6 +36,7 @@ from aerie.kernel_builder.testing import compare
 from aerie.runtime import select_backend
 from aerie.virtual_npu import cache
 from aerie.virtual_npu.objects import host_units, shared_object
+from tests.emulator.emulator import GUEST, EmulatedLibrary, Emulator, Pointer, call_with_struct
 
 CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 LIBRARIES = Path("/usr/aarch64-linux-gnu")

@@ -10,13 +10,13 @@ from contextlib import suppress
 import gguf
 import numpy as np
 import pytest
-from gguf_files import header, key, string, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerie.engine.errors import CheckpointError
 from aerie.engine.gguf import block_types
 from aerie.engine.gguf.container import GGUFError, is_gguf, read_container
+from tests.gguf_files import header, key, string, tensor
 
 VALUES = {
     "a.uint8": 200,

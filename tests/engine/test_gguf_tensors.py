@@ -6,13 +6,13 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from gguf_files import SCALES, permuted, random_blocks
 
 from aerie.engine.errors import WeightsError
 from aerie.engine.gguf import block_tensors, block_types
 from aerie.engine.gguf.block_tensors import BlockTensor
 from aerie.engine.numerics import bf16
 from aerie.engine.tensors import Rounding, Rows
+from tests.gguf_files import SCALES, permuted, random_blocks
 
 SHAPE = (24, 512)
 KINDS = [Type(number) for number in block_types.READ]

@@ -12,9 +12,7 @@ import unicodedata
 from functools import cache
 from typing import Any
 
-import gguf_metadata
 import pytest
-from drawn_texts import draw_texts
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import (
@@ -38,6 +36,8 @@ from aerie.engine.gguf.pre_tokenizers import PRE_TOKENIZERS
 from aerie.engine.gguf.tokenizer import tokenizer_from_metadata
 from aerie.engine.tokenizer import Tokenizer as EngineTokenizer
 from aerie.engine.tokenizer import load_tokenizer
+from tests import gguf_metadata
+from tests.drawn_texts import draw_texts
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"

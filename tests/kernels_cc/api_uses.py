@@ -11,9 +11,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from host_compiler import INCLUDES
-
 from aerie.common.compiler import find_compiler
+from tests.kernels_cc.host_compiler import INCLUDES
 
 FLAGS = ("-std=c++20", "-O0", "-fno-exceptions", "-ffunction-sections", "-DAIE_HOST_INLINE=inline", "-c")
 _SECTION = re.compile(r"RELOCATION RECORDS FOR \[(\.text\.)?(\S+)\]")

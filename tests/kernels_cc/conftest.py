@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_compiler import KERNELS, fingerprint, run_compiler
 
 from aerie.common.knobs import MARCH
+from tests.kernels_cc.host_compiler import KERNELS, fingerprint, run_compiler
 
 OWN_WARNINGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 """What g++ 12 says of its own headers of AVX512 intrinsics."""

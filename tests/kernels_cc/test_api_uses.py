@@ -12,9 +12,10 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from api_uses import calls, use
-from declarations import sources_of_programs
-from host_compiler import KERNELS
+
+from tests.kernels_cc.api_uses import calls, use
+from tests.kernels_cc.declarations import sources_of_programs
+from tests.kernels_cc.host_compiler import KERNELS
 
 TABLE = json.loads((KERNELS / "aie_api_uses.json").read_text())
 SOURCES = sorted(KERNELS.glob("*.cc"))

@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 
 import pytest
-from declarations import Declared, complaints, declared, defined
-from host_compiler import KERNELS
 from xdsl.dialects.func import FuncOp
 
 from aerie.air_dialect.parser_printer import parse
+from tests.kernels_cc.declarations import Declared, complaints, declared, defined
+from tests.kernels_cc.host_compiler import KERNELS
 
 
 def test_declarations_and_definitions_agree() -> None:

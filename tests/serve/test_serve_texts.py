@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spm import llama_2
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.service import ServerLimits
 from tests.serve.conftest import Serving, opened, start
+from tests.spm import llama_2
 
 TEMPLATE = (
     "{% for i in range(n | default(0)) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"

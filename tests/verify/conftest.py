@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,15 +17,7 @@ from aerie.multi_launch_builder import program_store
 from aerie.runtime import select_backend
 from aerie.verify.reference import Reference
 from aerie.verify.schedule_identity import with_few_rows
-
-
-def _checkpoints_module():
-    """tests/llama32_1b/checkpoints.py: tests are no package, so it cannot be imported by name."""
-    path = Path(__file__).parents[1] / "llama32_1b" / "checkpoints.py"
-    spec = importlib.util.spec_from_file_location("checkpoints", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.engine.checkpoints import write_checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -61,8 +51,7 @@ def open_session():
 @pytest.fixture(scope="session")
 def write_llama(tmp_path_factory):
     """write_llama(**config) -> the folder of a random Llama."""
-    write = _checkpoints_module().write_checkpoint
-    return lambda **config: write(tmp_path_factory.mktemp("llama"), **config)
+    return lambda **config: write_checkpoint(tmp_path_factory.mktemp("llama"), **config)
 
 
 @pytest.fixture(scope="session")

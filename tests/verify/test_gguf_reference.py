@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import gguf_files
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from gguf_files import Source, matrices_in
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, Qwen2Config
 
@@ -16,6 +14,8 @@ from aerie.engine.config import load_config
 from aerie.engine.rope import inverse_frequencies
 from aerie.verify.reference import Reference
 from aerie.verify.reference_folder import facts_and_weights
+from tests import gguf_files
+from tests.gguf_files import Source, matrices_in
 
 
 @pytest.mark.parametrize("change", [None, gguf_files.fuse])

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from faults import Giving
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.program_library import RuntimeOptions
@@ -25,6 +24,7 @@ from aerie.verify.schedule_identity import (
     Schedule,
     schedule_identities,
 )
+from tests.verify.faults import Giving
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 

@@ -6,11 +6,11 @@ import sys
 from dataclasses import replace
 
 import pytest
-from faults import Passing
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.verify import __main__ as cli
 from aerie.verify.reference import Reference
+from tests.verify.faults import Passing
 
 
 @pytest.fixture

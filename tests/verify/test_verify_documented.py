@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import FAULTS, SUBTLE, Healthy
 
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.verify.bounds import BFP16, EXACT, token_rank
@@ -18,6 +17,7 @@ from aerie.verify.gate import PENALTY, STEPS, verify
 from aerie.verify.gate_prompts import choose_prompts, full_prompt
 from aerie.verify.layer_check import try_layers
 from aerie.verify.subject import SessionUnderTest
+from tests.verify.faults import FAULTS, SUBTLE, Healthy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation/verification.md").read_text()
 TOP_K = 5

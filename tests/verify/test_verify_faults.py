@@ -5,7 +5,6 @@ The prompts are those of `make verify`: two, with all their steps, and one that 
 
 import numpy as np
 import pytest
-from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, SUBTLE, Healthy
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.checkpoint import open_checkpoint
@@ -18,6 +17,7 @@ from aerie.verify.gate import verify
 from aerie.verify.gate_prompts import choose_prompts, full_prompt
 from aerie.verify.layer_check import try_layers
 from aerie.verify.random_model import open_random_model
+from tests.verify.faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, SUBTLE, Healthy
 
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 

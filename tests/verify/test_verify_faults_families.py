@@ -1,7 +1,6 @@
 """Every fault of the demo in a second family as well: a Qwen3 of the demo's sizes, with random weights."""
 
 import pytest
-from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
 
 from aerie.engine.reporter import Reporter
 from aerie.verify.gate import verify
@@ -10,6 +9,7 @@ from aerie.verify.layer_check import try_layers
 from aerie.verify.random_model import in_another_family, random_checkpoint
 from aerie.verify.reference import Reference
 from aerie.verify.schedule_identity import with_few_rows
+from tests.verify.faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
 
 pytestmark = pytest.mark.slow
 

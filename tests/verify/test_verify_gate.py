@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from faults import Passing
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.common import knobs
@@ -29,6 +28,7 @@ from aerie.verify.bounds import EXACT, session_bounds, session_numerics
 from aerie.verify.gate import STEPS, steps_for_prompt, verify
 from aerie.verify.gate_prompts import Prompt, choose_prompts
 from aerie.verify.subject import SessionUnderTest
+from tests.verify.faults import Passing
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import cache
+from tests.virtual_npu.air_texts import with_constants
 
 Run = Callable[..., list[Any]]
 

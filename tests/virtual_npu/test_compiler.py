@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import remembering
 
 from aerie import virtual_npu
 from aerie.common import compiler, compiler_records
@@ -18,6 +17,7 @@ from aerie.common.compiler import find_compiler
 from aerie.virtual_npu import BuildOptions, Program, ToolchainError
 from aerie.virtual_npu.codegen.module import RUNTIME
 from aerie.virtual_npu.objects import load_host_code
+from tests import remembering
 
 TEXT = """
 func.func @f(%x: memref<1xf32>) {

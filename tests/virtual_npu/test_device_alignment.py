@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from checked_runs import CHECKS, failed, ran
-from static_texts import CONSTANTS, assert_fault, assert_warning
 
 from aerie import virtual_npu
 from aerie.device.l1_placement import assign_addresses
 from aerie.device.npu2 import NPU2
+from tests.virtual_npu.checked_runs import CHECKS, failed, ran
+from tests.virtual_npu.static_texts import CONSTANTS, assert_fault, assert_warning
 
 VECTORS = """module {{
   func.func private @moved(i32, memref<64xf32, 2>) attributes {{link_with = "vectors.o"}}

@@ -8,11 +8,11 @@ import tempfile
 
 import numpy as np
 import pytest
-from checked_runs import CHECKS, failed, ran
-from static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning
-from static_texts import program as herd
 
 from aerie import virtual_npu
+from tests.virtual_npu.checked_runs import CHECKS, failed, ran
+from tests.virtual_npu.static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning
+from tests.virtual_npu.static_texts import program as herd
 
 # ---- locks have 6 bits ----
 

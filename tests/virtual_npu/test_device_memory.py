@@ -7,12 +7,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from air_texts import with_constants
-from bfp16_model import product
-from checked_runs import CHECKS, ran
 
 from aerie import virtual_npu
 from aerie.virtual_npu.errors import GarbageError
+from tests.virtual_npu.air_texts import with_constants
+from tests.virtual_npu.bfp16_model import product
+from tests.virtual_npu.checked_runs import CHECKS, ran
 
 BF16 = ml_dtypes.bfloat16
 

@@ -5,13 +5,13 @@ import signal
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import pyxrt
 from aerie.virtual_npu.cancellation import RunStopped, StopFlag
 from aerie.virtual_npu.pyxrt import batch as batch_module
 from aerie.virtual_npu.pyxrt.batch import HostCopy, RunBatch, StepError, can_be_one
+from tests.virtual_npu.air_texts import with_constants
 
 TO_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
 FROM_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE

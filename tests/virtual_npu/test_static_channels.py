@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import assert_clean, assert_fault, assert_warning, faults_of, program, used
 
 from aerie.device import CheckReport, check
+from tests.virtual_npu.static_texts import (
+    assert_clean,
+    assert_fault,
+    assert_warning,
+    faults_of,
+    program,
+    used,
+)
 
 NEAR = "%b = memref.alloc() : memref<64xi32, 2>\n"
 MIDDLE = "%m = memref.alloc() : memref<64xi32, 1>\n"

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from static_texts import program
 
 from aerie.air_dialect import parse
 from aerie.device import NPU1, NPU2, check
@@ -20,6 +19,7 @@ from aerie.device.errors import ParseError, ResourceError
 from aerie.device.npu2 import DEVICES
 from aerie.kernel_builder.kernels import flash_attention
 from aerie.virtual_npu.__main__ import main
+from tests.virtual_npu.static_texts import program
 
 TALL = program(tiles="%c1, %c5")
 EMULATED = program(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from static_texts import assert_clean, assert_fault, assert_warning, program
 
 from aerie.device import check
 from aerie.device.rules.constants import constant_bytes
 from aerie.kernel_builder.kernels import cached_attention
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, assert_warning, program
 
 CALL = "%b = memref.alloc() : memref<64xbf16, 2>\nfunc.call @k(%b) : (memref<64xbf16, 2>) -> ()"
 DEFINITION = 'extern "C" void k(bfloat16 *x) { x[0] = bfloat16(0.0f); }\n'

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import assert_clean, assert_fault, assert_warning, program
+
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, assert_warning, program
 
 L3 = {"a": "memref<64x64xbf16>", "n": "index"}
 NEAR = "%b = memref.alloc() : memref<64xbf16, 2>\n"

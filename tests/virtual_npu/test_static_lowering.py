@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from static_texts import assert_clean, assert_fault, assert_warning, faults_of, program
 
 from aerie.air_dialect import parse
 from aerie.device import NPU1, check
@@ -23,6 +22,7 @@ from aerie.device.lowering import (
 from aerie.device.lowering.air import air_forms_of
 from aerie.device.lowering.rule import ANY
 from aerie.device.rules.lowering import core_operations
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, assert_warning, faults_of, program
 
 
 def on_core(op: str, element: str, lanes: int = 16, result: str = "") -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from static_texts import program
 
 from aerie.device import CheckReport, check
+from tests.virtual_npu.static_texts import program
 
 NEAR = "%b = memref.alloc() : memref<64xi32, 2>\n"
 FAR = {"a": "memref<64xi32>"}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import assert_clean, assert_fault, faults_of, program, used
 from xdsl.dialects.func import FuncOp
 
 from aerie.air_dialect import parse
 from aerie.device import check
 from aerie.device.transfers import element_bits
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, faults_of, program, used
 
 FILL = "air.dma_memcpy_nd (%b[] [] [], %a[%c0, %c0] [%c16, %c64] [%c64, %c1]) {{id = 1 : i32}} : ({0}, {1})"
 NEAR, FAR = "memref<16x64xbf16, 2>", "memref<64x64xbf16>"

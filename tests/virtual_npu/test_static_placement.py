@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning, program, used
 
 from aerie.device import NPU1, NPU2, check
+from tests.virtual_npu.static_texts import (
+    CONSTANTS,
+    assert_clean,
+    assert_fault,
+    assert_warning,
+    program,
+    used,
+)
 
 
 def second(x: str, y: str, attributes: str = "id = 1 : i32") -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import assert_fault, assert_warning, faults_of, program, used
 
 from aerie.device import check
 from aerie.device.memtile_traffic import MemtileTraffic, memtiles
+from tests.virtual_npu.static_texts import assert_fault, assert_warning, faults_of, program, used
 
 FAR = {"a": "memref<4096xbf16>"}
 NEAR = "%b = memref.alloc() : memref<64xbf16, 2>\n"

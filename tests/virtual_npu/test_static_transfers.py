@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from bundle_texts import FORALL, of_herd, of_launch, of_segment
-from static_texts import assert_clean, assert_fault, assert_warning, program
 
 from aerie.air_dialect import AirParseError, parse
 from aerie.device import check
+from tests.virtual_npu.bundle_texts import FORALL, of_herd, of_launch, of_segment
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, assert_warning, program
 
 
 def moved(pattern: str, type_: str, level: str = "launch", attributes: str = "", put: bool = True) -> str:

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import ODD_PAIRS, ONE_BY_ONE, in_order
-from test_vnpu_instruction_sets import drawn, far_apart, same
 
 from aerie.common.compiler import Compiler, compiler_flags
 from aerie.device.external_kernels import OWN_KERNELS
 from aerie.virtual_npu.codegen.module import RUNTIME
 from aerie.virtual_npu.objects import INCLUDE
 from aerie.virtual_npu.options import BuildOptions
+from tests.virtual_npu.instruction_sets import ODD_PAIRS, ONE_BY_ONE, in_order
+from tests.virtual_npu.test_vnpu_instruction_sets import drawn, far_apart, same
 
 CROSS, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
 ORDERS = {"armv8.2-a+bf16": ODD_PAIRS, "armv8.2-a": ONE_BY_ONE}

@@ -6,7 +6,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from bfp16_model import converted, product
+
+from tests.virtual_npu.bfp16_model import converted, product
 
 BF16 = ml_dtypes.bfloat16
 MOST = float(ml_dtypes.finfo(BF16).max)

@@ -6,7 +6,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from bfp16_model import product
+
+from tests.virtual_npu.bfp16_model import product
 
 BF16 = ml_dtypes.bfloat16
 

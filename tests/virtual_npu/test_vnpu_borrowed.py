@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
+from tests.virtual_npu.air_texts import with_constants
 
 BORROWED = "= nullptr;"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
+from tests.virtual_npu.air_texts import with_constants
 
 KERNEL = """
 #include <cstdint>

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import remembering
 
 from aerie import virtual_npu
 from aerie.common.compiler import Compiler
 from aerie.virtual_npu import BuildOptions, KernelSourceError, Program, ToolchainError, cache
 from aerie.virtual_npu.codegen.module import RUNTIME
+from tests import remembering
 
 DOUBLE = """
 func.func private @change(memref<4xf32>) attributes {link_with = "change.o"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bundle_texts import FORALL, of_herd, of_launch, of_segment
 
 from aerie import virtual_npu
+from tests.virtual_npu.bundle_texts import FORALL, of_herd, of_launch, of_segment
 
 
 def herd(name: str, x: int, y: int, body: str, args: str = "") -> str:

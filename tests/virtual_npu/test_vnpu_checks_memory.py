@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from memory_programs import CLEAN, FAULTS, MODULE, lines_of
 
 from aerie import virtual_npu
+from tests.virtual_npu.memory_programs import CLEAN, FAULTS, MODULE, lines_of
 
 CHECKS = virtual_npu.BuildOptions(checks=True)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie.common import knobs
 from aerie.virtual_npu import ArgumentType, EntryPoint, VnpuArgumentError, arrays
 from aerie.virtual_npu.__main__ import main
+from tests.virtual_npu.air_texts import with_constants
 
 PROGRAM = with_constants("""
 module {

@@ -14,11 +14,11 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie.virtual_npu import arrays, console
 from aerie.virtual_npu.__main__ import main
 from aerie.virtual_npu.library import ArgumentType, EntryPoint
+from tests.virtual_npu.air_texts import with_constants
 
 PROGRAM = with_constants("""
 func.func @double(%x: memref<2x4xbf16>, %y: memref<2x4xbf16>, %n: memref<3xi32>) {

@@ -7,10 +7,10 @@ import re
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
+from tests.virtual_npu.air_texts import with_constants
 
 L3, L1 = "memref<16xf32>", "memref<16xf32, 2>"
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import SETS, InstructionSet
 
 from aerie import load
 from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.spec import Parameters
 from aerie.kernel_builder.testing import compare, random_arrays, run
 from aerie.virtual_npu import BuildOptions
+from tests.virtual_npu.instruction_sets import SETS, InstructionSet
 
 Array = np.ndarray[Any, Any]
 

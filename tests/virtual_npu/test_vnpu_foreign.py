@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
+from tests.virtual_npu.air_texts import with_constants
 
 CALLS = """
   air.channel @in [1, 1]

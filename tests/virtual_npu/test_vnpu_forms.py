@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import ProgramError
 from aerie.virtual_npu.toolchain import emit
+from tests.virtual_npu.air_texts import with_constants
 
 PROGRAM = """
 func.func @bounds(%x: memref<8x8xi32>, %n: index, %m: index) {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from air_texts import with_constants
-from static_texts import assert_fault, program
 
 from aerie.virtual_npu import BuildOptions
 from aerie.virtual_npu.toolchain import emit
+from tests.virtual_npu.air_texts import with_constants
+from tests.virtual_npu.static_texts import assert_fault, program
 
 
 def generated(body: str) -> str:

@@ -7,9 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, TILES, Sums, in_order, sets, sums_on
 
 from aerie.common import cpu
+from tests.virtual_npu.instruction_sets import (
+    BF16,
+    ODD_PAIRS,
+    ONE_BY_ONE,
+    PAIRS,
+    SETS,
+    TILES,
+    Sums,
+    in_order,
+    sets,
+    sums_on,
+)
 
 Array = np.ndarray[Any, Any]
 Operands = tuple[Array, Array, Array]

@@ -8,13 +8,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from instruction_sets import SETS
 
 from aerie import virtual_npu
 from aerie.kernel_builder.kernels import all_kernels, gemm
 from aerie.kernel_builder.spec import KernelModule
 from aerie.runtime.toolchain import KERNEL_SOURCES
 from aerie.virtual_npu import BuildOptions
+from tests.virtual_npu.instruction_sets import SETS
 
 BF16 = ml_dtypes.bfloat16
 STATEMENT = "vnpu::multiply_rounded("

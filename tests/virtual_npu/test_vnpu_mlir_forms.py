@@ -6,11 +6,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.air_dialect import parse, print_module
 from aerie.virtual_npu import ProgramError
+from tests.virtual_npu.air_texts import with_constants
 
 PROGRAM = """
 func.func @forms(%o: memref<16xi32>, %p: memref<16xindex>) {

@@ -9,10 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, SETS, TILES, aligned, in_order, pointers, sums_on, with_products
 
 from aerie.device.external_kernels import OWN_KERNELS
 from aerie.virtual_npu.objects import INCLUDE, TranslationUnit
+from tests.virtual_npu.instruction_sets import (
+    BF16,
+    SETS,
+    TILES,
+    aligned,
+    in_order,
+    pointers,
+    sums_on,
+    with_products,
+)
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int]

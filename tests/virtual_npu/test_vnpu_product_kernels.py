@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, SETS, InstructionSet, Sums, sets, sums_on, with_products
 
 from aerie.common import cpu
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError
 from aerie.virtual_npu.library import FORMAT, Library
 from aerie.virtual_npu.objects import TranslationUnit
+from tests.virtual_npu.instruction_sets import BF16, SETS, InstructionSet, Sums, sets, sums_on, with_products
 
 PROGRAM = """
 #include "vnpu/entry.h"

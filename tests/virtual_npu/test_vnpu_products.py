@@ -10,12 +10,12 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
-from instruction_sets import SETS
 
 from aerie import virtual_npu
 from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.kernels import gemm
 from aerie.virtual_npu import BuildOptions, cache
+from tests.virtual_npu.instruction_sets import SETS
 
 BF16 = ml_dtypes.bfloat16
 STATEMENT = "vnpu::multiply_add("

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie.device.errors import ParseError
 from aerie.virtual_npu import (
@@ -18,6 +17,7 @@ from aerie.virtual_npu import (
 )
 from aerie.virtual_npu.errors import ScheduleError
 from aerie.virtual_npu.library import RunResult
+from tests.virtual_npu.air_texts import with_constants
 
 ADD = with_constants("""
 func.func @add(%x: memref<8xbf16>, %y: memref<8xbf16>) {

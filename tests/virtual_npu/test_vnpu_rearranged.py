@@ -10,7 +10,6 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.common.compiler import find_compiler
@@ -18,6 +17,7 @@ from aerie.device.external_kernels import OWN_KERNELS
 from aerie.virtual_npu import BuildOptions
 from aerie.virtual_npu.codegen.module import RUNTIME
 from aerie.virtual_npu.objects import INCLUDE
+from tests.virtual_npu.air_texts import with_constants
 
 BF16 = ml_dtypes.bfloat16
 FAST, WATCHED = BuildOptions(), BuildOptions(checks=True)

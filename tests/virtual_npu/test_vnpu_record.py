@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie.virtual_npu import Program, ProgramError
 from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
+from tests.virtual_npu.air_texts import with_constants
 
 PROGRAM = with_constants("""
 module {

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
+from tests.virtual_npu.air_texts import with_constants
 
 RELAY, LENT = "vnpu::RelayBuffer ", "vnpu::Written{"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from air_texts import with_constants
 
 from aerie.virtual_npu import ToolchainError, child_process
+from tests.virtual_npu.air_texts import with_constants
 
 PROGRAM = with_constants("""
 module {

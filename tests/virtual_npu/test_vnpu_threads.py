@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from air_texts import with_constants
 
 from aerie import virtual_npu
+from tests.virtual_npu.air_texts import with_constants
 
 SHORT, LONG = 400, 3
 """Rounds of the program, one loop over eight tiles each; in the long ones a waiting thread goes to sleep."""

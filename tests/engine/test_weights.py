@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import all_tensors, open_weights
 from safetensors.numpy import load_file
 
 from aerie.engine import tensors as tensors_module
@@ -20,6 +19,7 @@ from aerie.engine.model_family import LAYER_TENSORS
 from aerie.engine.programs import DECODE_PROGRAMS, PREFILL_PROGRAMS, SharedBufferNames, has_layer_weights
 from aerie.engine.weights import EMBED
 from aerie.kernel_builder.arguments import Role
+from tests.engine.checkpoints import all_tensors, open_weights
 
 bf16 = ml_dtypes.bfloat16
 

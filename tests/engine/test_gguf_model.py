@@ -7,12 +7,9 @@ import shutil
 from dataclasses import replace
 
 import gguf
-import gguf_files
 import numpy as np
 import pytest
-from checkpoints import LLAMA3_ROPE, open_weights
 from gguf import GGMLQuantizationType as Type
-from gguf_files import SCALES, Source, matrices_in, random_blocks
 from safetensors.numpy import save_file
 
 from aerie.cli.checkpoints import find_checkpoint
@@ -24,6 +21,9 @@ from aerie.engine.gguf.model_files import open_gguf
 from aerie.engine.rope import Llama3Scaling, LongRopeScaling, inverse_frequencies
 from aerie.engine.tensor_parallel import RankWeights
 from aerie.engine.tokenizer import load_tokenizer
+from tests import gguf_files
+from tests.engine.checkpoints import LLAMA3_ROPE, open_weights
+from tests.gguf_files import SCALES, Source, matrices_in, random_blocks
 
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}

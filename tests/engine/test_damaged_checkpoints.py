@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from checkpoints import all_tensors
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.errors import CheckpointError
 from aerie.engine.rope import inverse_frequencies
+from tests.engine.checkpoints import all_tensors
 
 DRAWN = 84
 JUNK = (

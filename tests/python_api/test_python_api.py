@@ -15,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from spm import llama_2
 
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load, rooms
 from aerie.cli.checkpoints import DEMO_FOLDER
@@ -24,6 +23,7 @@ from aerie.engine.errors import PromptError, RequestError
 from aerie.engine.tokenizer import IncrementalDetokenizer
 from aerie.runtime import RunError
 from aerie.runtime.buffers import BufferSet
+from tests.spm import llama_2
 
 FRANCE, EGYPT = "What is the capital of France?", "What is the capital of Egypt?"
 

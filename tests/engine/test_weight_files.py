@@ -10,13 +10,13 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import all_tensors, open_weights
 from safetensors.numpy import load_file, save_file
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError, ConfigError, WeightsError
 from aerie.engine.weights import EMBED
+from tests.engine.checkpoints import all_tensors, open_weights
 
 bf16 = ml_dtypes.bfloat16
 

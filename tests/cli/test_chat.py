@@ -512,7 +512,7 @@ def test_turn_by_turn_is_the_whole_conversation_at_once(numpy_model, make_checkp
             return self.given[-1]
 
         def text(self, generation):
-            stream = self.tokenizer.incremental_detokenizer(generation.prompt_ids)
+            stream = self.tokenizer.incremental_detokenizer()
             yield from (stream.feed(token) for token in generation)
             yield stream.flush()
 

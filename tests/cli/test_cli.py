@@ -1,6 +1,6 @@
 """The command line: what it prints where, and its exit codes.
 
-The programs run in numpy here; test_llama_end_to_end.py runs them on the virtual NPU.
+The programs run in numpy here; test_end_to_end.py runs them on the virtual NPU.
 """
 
 import io

@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
-from refusals import check_refused
 from safetensors.numpy import load_file, save_file
 
 from aerie.cli.arguments import main
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.engine.weights import FINAL_NORM
+from tests.engine.refusals import check_refused
 
 BAD_NUMBERS = [
     (("--n-tokens", ""), "argument --n-tokens: '' is not a whole number of 1 or more"),
@@ -274,7 +274,7 @@ def test_help(command, capsys):
 
 
 def test_damaged_checkpoints(run, damaged, checkpoints):
-    """One of each: the texts of all are in test_llama_config.py and test_llama_weights.py."""
+    """One of each: the texts of all are in test_config.py and test_weights.py."""
     weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-7])
     check_refused(run("--prompt", "hi", model=damaged), "model.safetensors is truncated or damaged")

@@ -6,11 +6,11 @@ import types
 from pathlib import Path
 
 import pytest
-from refusals import check_refused
 
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import own_command
 from aerie.engine.errors import CheckpointError
+from tests.engine.refusals import check_refused
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import random
 import re
 
 import pytest
-from checkpoints import TEMPLATE
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.sandbox import BoundedProcess, Limits
@@ -13,6 +12,7 @@ from aerie.engine.errors import CheckpointError, PromptError
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.engine.tool_calls import Tool, Tools
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
+from tests.engine.checkpoints import TEMPLATE
 
 TEXTS = [
     "What is the capital of France?",
