@@ -46,7 +46,7 @@ def test_a_drawn_mutant_is_the_same_for_the_same_seed() -> None:
 
 def test_what_is_not_there_is_refused() -> None:
     strange = Mutant("engine", "x", "aerie.engine.page_pool", "no such text", "y", "nothing", ("test_pages",))
-    with pytest.raises(TableError, match=r"must occur once in aerie\.engine\.pages.*occurs nowhere"):
+    with pytest.raises(TableError, match=r"must occur once in aerie\.engine\.page_pool.*occurs nowhere"):
         strange.place(ROOT)
     with pytest.raises(TableError, match="there are 0 files"):
         test_id(ROOT, "test_of_nothing")
