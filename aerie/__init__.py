@@ -19,6 +19,7 @@ from aerie.version import VERSION
 if TYPE_CHECKING:
     from aerie.answers import Result, Stream, Usage
     from aerie.api import Model, load
+    from aerie.async_answers import AsyncStream
     from aerie.batch_api import KV
     from aerie.chunked_llm import ChunkedLLM
     from aerie.engine.communication import between_processes
@@ -28,6 +29,7 @@ else:
     _HOMES = {
         "aerie.answers": ["Result", "Stream", "Usage"],
         "aerie.api": ["Model", "load"],
+        "aerie.async_answers": ["AsyncStream"],
         "aerie.batch_api": ["KV"],
         "aerie.chunked_llm": ["ChunkedLLM"],
         "aerie.engine.communication": ["between_processes"],
@@ -40,6 +42,7 @@ __version__ = VERSION
 __all__ = [
     "KV",
     "AerieError",
+    "AsyncStream",
     "ChunkedLLM",
     "Event",
     "EventKind",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from aerie.common import standard_streams
+from aerie.common.cli_parser import did_you_mean
 from aerie.version import VERSION
 
 
@@ -82,7 +83,12 @@ def start() -> None:
     except standard_streams.OutputError as error:
         sys.exit(standard_streams.report_lost_output(error))
     except KeyboardInterrupt:
-        sys.exit(interrupts.report_interrupt())
+        interrupts.report_interrupt()
+        interrupts.exit_interrupted()
+    except SystemExit as stopped:
+        if stopped.code == interrupts.INTERRUPTED_STATUS:
+            interrupts.exit_interrupted()
+        raise
     finally:
         interrupts.ignore_interrupts()
 
@@ -100,9 +106,9 @@ def find_command(words: Sequence[str]) -> tuple[str, Sequence[str]] | int:
     """The module and the arguments for a command line; or the exit status, after help, the version or an
     error was printed."""
     name = words[0] if words else ""
-    if name in ("-h", "--help"):
-        return _print(_help())
-    if name == "--version":
+    if name in ("-h", "--help", "help"):
+        return find_command([words[1], "--help"]) if name == "help" and words[1:] else _print(_help())
+    if name in ("--version", "version"):
         return _print(f"aerie {VERSION}")
     for each in COMMANDS:
         if each.name == name:
@@ -119,8 +125,10 @@ def _print(text: str) -> int:
 
 
 def _refuse(name: str) -> int:
-    known = ", ".join(each.name for each in COMMANDS + TOOLS)
-    wrong = f"there is no command '{name}'; there are: {known}" if name else f"name a command: {known}"
+    names = [*(each.name for each in COMMANDS + TOOLS), "help", "version"]
+    known = ", ".join(names)
+    nearest = did_you_mean(name, names) or f"; there are: {known}"
+    wrong = f"there is no command '{name}'{nearest}" if name else f"name a command: {known}"
     print(f"error: {wrong} (see aerie --help)", file=sys.stderr)
     return USER_ERROR
 
@@ -135,7 +143,8 @@ def _help() -> str:
     rows += [f"  {each.name:14}  {each.summary}" for each in COMMANDS]
     rows += ["", "for who writes kernels and compilers:"]
     rows += [f"  {each.name:14}  {each.summary}" for each in TOOLS]
-    return "\n".join([*rows, "", "`aerie COMMAND --help` tells what a command takes."])
+    rows += ["", "`aerie help COMMAND` or `aerie COMMAND --help` tells what a command takes."]
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from aerie.argument_types import plain_number
 from aerie.common.errors import UserError
 from aerie.engine.call_grammar import tool_call_grammar
 from aerie.engine.call_reader import ToolCall, ToolCallSpec, tool_call_spec
@@ -409,7 +410,9 @@ def parse_options(options: Mapping[str, Any], session: Session) -> ParsedOptions
         check_supported_option(name, options[name])
     decode_config = {name: options[name] for name in DecodeSettings.__annotations__ if name in options}
     decode_config["draft"] = _draft_source(options.get("draft"), session)
-    sampling = {name: options[name] for name in SamplingSettings.__annotations__ if name in options}
+    sampling = {
+        name: plain_number(options[name]) for name in SamplingSettings.__annotations__ if name in options
+    }
     tool_calls = _tool_calls(options, session)
     try:
         sampler = Sampler(**sampling, grammar=_grammar(options, session, tool_calls))

@@ -10,9 +10,12 @@ docs/how-to/python.md shows all of it.
 
 from __future__ import annotations
 
+import logging
 import reprlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
@@ -32,6 +35,8 @@ from aerie.answers import (
     collect_results,
     parse_options,
 )
+from aerie.argument_types import ANSWER_ARGUMENTS, LOAD_ARGUMENTS, check_callable, check_types
+from aerie.async_answers import AsyncStream
 from aerie.batch_api import KV, Numbers, check_kvs, make_samplers, sample_tokens, split_tokens, token_logprobs
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
@@ -45,7 +50,7 @@ from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.program_library import RuntimeOptions
-from aerie.engine.reporter import Reporter
+from aerie.engine.reporter import OnProgress, Reporter
 from aerie.engine.scheduler import Rows, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.tokenizer import check_text, note_missing_template
@@ -63,17 +68,36 @@ MAX_TOKENS = 128
 """Default limit of tokens of an answer."""
 
 
+LOG = logging.getLogger("aerie")
+
+PROGRESS_INTERVAL_S = 1.0
+"""Seconds between two lines of one bar."""
+
+
 class CallbackReporter(Reporter):
-    """The reporter of a caller in Python: notes go to the caller's function, if there is one. It shows no
-    bars."""
+    """The reporter of a caller in Python: each line goes to the caller's function, if there is one, and to
+    the logger `aerie`, at the level INFO. A bar is a line a second."""
 
     def __init__(self, progress: Callable[[str], None] | None) -> None:
         super().__init__(terminal=False)
         self._progress = progress
 
     def note(self, message: str) -> None:
+        LOG.info("%s", message)
         if self._progress:
             self._progress(message)
+
+    @contextmanager
+    def bar(self, title: str, total: int) -> Iterator[OnProgress]:
+        last_s = time.monotonic()
+
+        def step(what: str, done: int) -> None:
+            nonlocal last_s
+            if time.monotonic() - last_s >= PROGRESS_INTERVAL_S:
+                last_s = time.monotonic()
+                self.note(f"{title}: {done} of {total}{f', {what}' if what else ''}")
+
+        yield step
 
 
 def _item(prompt: Prompt | BatchItem) -> Mapping[str, Any]:
@@ -107,8 +131,10 @@ class Model:
     also from several threads: they take turns, a token or a step of a prompt each.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, name: str = "") -> None:
+        """name: what the caller opened, for `repr`."""
         self._session: Session | None = session
+        self._name = name
         self._lock = threading.Lock()
         self.kpis = Kpis()
         """Figures of all finished answers."""
@@ -137,6 +163,8 @@ class Model:
         anything is computed; pulling pieces raises RunError where a device fails.
         """
         session = self._open()
+        check_types(ANSWER_ARGUMENTS, {"max_tokens": max_tokens, **options})
+        check_callable("on_event", on_event)
         parsed = parse_options(options, session)
         tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
         with self._lock:
@@ -153,6 +181,29 @@ class Model:
     ) -> Result:
         """Generate the whole answer; see stream."""
         return self.stream(prompt, max_tokens, on_event=on_event, **options).result()
+
+    def astream(
+        self,
+        prompt: Prompt,
+        max_tokens: int = MAX_TOKENS,
+        *,
+        on_event: OnEvent | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncStream:
+        """The answer to a prompt, piece by piece, for `async for`; see stream. It is made in a worker thread,
+        where on_event is called too. What stream raises comes with the first piece."""
+        return AsyncStream(lambda: self.stream(prompt, max_tokens, on_event=on_event, **options))
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        max_tokens: int = MAX_TOKENS,
+        *,
+        on_event: OnEvent | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Result:
+        """Generate the whole answer in a worker thread; see astream."""
+        return await self.astream(prompt, max_tokens, on_event=on_event, **options).result()
 
     def continue_answer(self, max_tokens: int = MAX_TOKENS, *, on_event: OnEvent | None = None) -> Stream:
         """Continue the last answer, or the one that `restore` loaded, with its own sampling settings.
@@ -189,6 +240,7 @@ class Model:
         """The stream of a request, or its error."""
         try:
             prompt, max_tokens, priority = item.pop("prompt"), item.pop("max_tokens"), item.pop("priority", 0)
+            check_types(ANSWER_ARGUMENTS, {"max_tokens": max_tokens, "priority": priority, **item})
             parsed = parse_options(item, self._open())
             tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
             sampler = parsed.sampler
@@ -399,6 +451,17 @@ class Model:
             self._session.close()
         self._session = None
 
+    def __repr__(self) -> str:
+        """The model, its family, the variants and the backend."""
+        if self._session is None:
+            return f"<aerie.Model {self._name!r}, closed>"
+        config, variants = self._session.model.config, self._session.model.variant_set
+        programs = ", ".join(map(str, variants.variants)) or f"seq_len {variants.seq_len}"
+        return (
+            f"<aerie.Model {self._name!r}, family {config.family.model_type}, {programs}, decode "
+            f"{variants.decode_path}, backend {self._session.backend}>"
+        )
+
     def __enter__(self) -> Model:
         return self
 
@@ -428,7 +491,7 @@ def load(
     group: Communicator | None = None,
     kv_pool: int | None = None,
     block_size: int | None = None,
-    cache_dir: Path | None = None,
+    cache_dir: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Model:
     """Open a model: compile what is not yet compiled, and load the weights.
@@ -446,8 +509,27 @@ def load(
     devices. kv_pool: positions of which many requests' keys and values are kept; None: as many as a quarter
     of the memory holds. block_size: tokens of a block, of a model that fills blocks in and was
     trained with others, which is noted. cache_dir: of compiled programs. progress: called with each line of
-    what is going on; nothing is printed without it. Raises AerieError.
+    what is going on, then and at the first use of further programs; the logger `aerie` has the same lines.
+    Nothing is printed. Raises AerieError.
     """
+    check_types(
+        LOAD_ARGUMENTS,
+        {
+            "model": model,
+            "backend": backend,
+            "numerics": numerics,
+            "variants": variants,
+            "decode": decode,
+            "seq_len": seq_len,
+            "fallback": fallback,
+            "context_end": context_end,
+            "devices": devices,
+            "kv_pool": kv_pool,
+            "block_size": block_size,
+            "cache_dir": cache_dir,
+        },
+    )
+    check_callable("progress", progress)
     check_supported_option("pipeline_parallel_size", pipeline_parallel_size)
     check_decode_path(decode)
     chosen_devices = _indices(devices, group)
@@ -455,7 +537,7 @@ def load(
     fallback_backend = select_backend(fallback) if fallback and fallback != backend_.name else None
     reporter = CallbackReporter(progress)
     checkpoint = with_block_size(open_checkpoint(find_checkpoint(str(model))), block_size, reporter.note)
-    folder = cache_dir or folders.programs_folder()
+    folder = Path(cache_dir) if cache_dir else folders.programs_folder()
     options = RuntimeOptions(
         seq_len,
         backend_,
@@ -468,7 +550,7 @@ def load(
         group=group or SingleRank(),
         kv_pool=kv_pool,
     )
-    return Model(prepare_runtime(checkpoint, options, reporter))
+    return Model(prepare_runtime(checkpoint, options, reporter), str(model))
 
 
 def _indices(devices: int | Sequence[int], group: Communicator | None) -> tuple[int, ...]:

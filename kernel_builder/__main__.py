@@ -27,6 +27,7 @@ from rich.progress import Progress
 
 from aerie.air_dialect import AirParseError, parse
 from aerie.common.cli_parser import OneLineParser
+from aerie.common.progress import working
 from aerie.common.text_tables import text_table
 from aerie.device import check
 from aerie.device.npu2 import DEVICES, NPU2
@@ -113,18 +114,27 @@ def _show(options: argparse.Namespace, rest: list[str]) -> int:
 def _check(options: argparse.Namespace, rest: list[str]) -> int:
     spec = _spec(options.kernel)
     cases = [_parameters(spec, rest)] if rest else spec.cases
-    results = [
-        (_parameters_text(case), name, found) for case in cases for name, found in compare(spec, case).items()
-    ]
+    results = list(_compared(spec, cases))
     header = ("case", "result", "worst error", "allowed", "differ", "")
     print(text_table([header, *(_row(*result) for result in results)], "<<>>><"))
     wrong = [
         f"error: {spec.name} {case}: {name}: {found}" for case, name, found in results if not found.passes
     ]
-    misfits = [line for case in cases for line in _misfits(spec, case)]
+    with working("checking what the device has room for"):
+        misfits = [line for case in cases for line in _misfits(spec, case)]
     if wrong or misfits:
         print(*wrong, *misfits, sep="\n", file=sys.stderr)
     return WRONG_RESULT if wrong else REFUSED if misfits else 0
+
+
+def _compared(spec: KernelSpec, cases: Sequence[Parameters]) -> Iterator[tuple[str, str, KernelDifference]]:
+    """Case, result and difference; a terminal shows which case is built and run."""
+    for number, case in enumerate(cases, 1):
+        text = _parameters_text(case)
+        with working(f"case {number} of {len(cases)}: {text}"):
+            differences = compare(spec, case)
+        for name, difference in differences.items():
+            yield text, name, difference
 
 
 def _misfits(spec: KernelSpec, case: Parameters) -> list[str]:

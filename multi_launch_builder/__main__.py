@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aerie.common.cli_parser import OneLineParser
+from aerie.common.progress import working
 from aerie.multi_launch_builder.builder import write_mlir
 from aerie.multi_launch_builder.shapes import (
     DEMO,
@@ -69,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         variants = [Variant.parse(name) for name in options.variants]
-        paths = write_mlir(_shape(options), options.seq_len, options.out, variants)
+        with working(f"writing MLIR to {options.out}"):
+            paths = write_mlir(_shape(options), options.seq_len, options.out, variants)
     except UnsupportedShapeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

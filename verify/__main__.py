@@ -27,6 +27,7 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.commands import runtime_options
 from aerie.cli.prompts import tokenize_prompt
 from aerie.common import folders
+from aerie.common.progress import working
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.context_end import STOP
 from aerie.engine.memory_estimate import session_needs
@@ -97,14 +98,16 @@ def _open_both(
     """Open the session and the reference, after a check that there is memory for both."""
     needs = session_needs(checkpoint.config, options)
     check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
-    reference = Reference.open(checkpoint.folder)
+    with working("opening the reference in transformers"):
+        reference = Reference.open(checkpoint.folder)
     return prepare_runtime(checkpoint, options, report), reference
 
 
 def diagnosis(arguments: argparse.Namespace) -> int:
     """Print the first layer step that differs from transformers."""
     report, options = Reporter(), runtime_options(arguments)
-    import_torch()  # fails before anything is compiled
+    with working("loading torch"):
+        import_torch()  # fails before anything is compiled
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     prompt = tokenize_prompt(checkpoint, arguments, options, report.note)
     session, reference = _open_both(checkpoint, prompt.options, report)
@@ -127,7 +130,8 @@ def diagnosis(arguments: argparse.Namespace) -> int:
 def gate(arguments: argparse.Namespace) -> int:
     """Print PASS or FAIL: compare the model's answers and logits with those of transformers in bf16."""
     report, options = Reporter(), runtime_options(arguments)
-    import_torch()  # fails before anything is compiled
+    with working("loading torch"):
+        import_torch()  # fails before anything is compiled
     out = arguments.out or folders.cache_folder() / "verify"
     make_folder(out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))

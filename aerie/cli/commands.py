@@ -10,13 +10,15 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TextIO
 
-from aerie.cli.chat import Chat, stream
+from aerie.cli.chat import Chat, completions, stream
+from aerie.cli.chat_model import ChatModel
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.line_input import line_editing, piped_line, typed_line
 from aerie.cli.prompts import read_text, tokenize_prompt
 from aerie.cli.terminal import terminal_foreground
 from aerie.common import folders
 from aerie.common.errors import UserError
+from aerie.common.progress import working
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint, with_block_size
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.conversation import Conversation
@@ -81,7 +83,7 @@ def chat(arguments: argparse.Namespace) -> int:
     session = prepare_runtime(checkpoint, options, report)
     session.decode_config = _with_draft_model(decode_config, drafter, session, options, report)
     is_typed = sys.stdin.isatty()
-    with terminal_foreground(), line_editing(report.note) if is_typed else nullcontext():
+    with terminal_foreground(), line_editing(report.note, completions) if is_typed else nullcontext():
         Chat(
             session,
             sampler,
@@ -90,6 +92,7 @@ def chat(arguments: argparse.Namespace) -> int:
             out=sys.stdout,
             read=typed_line if is_typed else piped_line,
             system=arguments.system,
+            model=ChatModel(arguments.model, checkpoint.config, session.model.variant_set, session.backend),
         ).run()
     return DONE
 
@@ -110,7 +113,8 @@ def mlir(arguments: argparse.Namespace) -> int:
     config = load_config(find_checkpoint(arguments.model))
     out = arguments.out or folders.cache_folder() / "mlir"
     try:
-        written = write_mlir(config.shape, choose_seq_len(config, arguments.seq_len), out)
+        with working(f"writing MLIR to {out}"):
+            written = write_mlir(config.shape, choose_seq_len(config, arguments.seq_len), out)
     except OSError as error:
         raise UserError(f"cannot write to {out} ({error.strerror}); name another folder") from None
     Reporter().note(f"{len(written)} files written to {out}")

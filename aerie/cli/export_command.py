@@ -16,6 +16,7 @@ from pathlib import Path
 from aerie import rooms
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
+from aerie.common.progress import working
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.families import FAMILIES
 from aerie.engine.reporter import Reporter
@@ -68,7 +69,8 @@ def export(arguments: argparse.Namespace) -> int:
     check_shape(config.shape)
     plan = plan_static_step(config.shape, sizes)
     report.note(_cache_note(sizes))
-    program = build_program(plan)
+    with working(f"building {STATIC_STEP_KIND} of {sizes.layers} layers"):
+        program = build_program(plan)
     about = {
         "model": str(folder.absolute()),
         "sizes": asdict(sizes),

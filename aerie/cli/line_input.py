@@ -98,11 +98,33 @@ def history_file() -> Path:
     return folder / "aerie" / "chat_history"
 
 
-@contextmanager
-def line_editing(note: Callable[[str], None]) -> Iterator[None]:
-    """Within this context, input() edits lines, reads pasted text as one line, and has the history of earlier
-    chats.
+def file_completions(start: str) -> list[str]:
+    """Names of files and folders that begin so, as a user writes them; folders with a slash at the end."""
+    name = start.rpartition("/")[2]
+    shown = start[: len(start) - len(name)]
+    try:
+        entries = sorted(os.scandir(os.path.expanduser(shown) or "."), key=lambda entry: entry.name)
+        return [
+            f"{shown}{entry.name}{'/' * entry.is_dir()}"
+            for entry in entries
+            if entry.name.startswith(name) and (name or not entry.name.startswith("."))
+        ]
+    except OSError:
+        return []
 
+
+def _no_completions(line: str) -> list[str]:  # noqa: ARG001
+    return []
+
+
+@contextmanager
+def line_editing(
+    note: Callable[[str], None], completions: Callable[[str], list[str]] = _no_completions
+) -> Iterator[None]:
+    """Within this context, input() edits lines, reads pasted text as one line, has the history of earlier
+    chats, and completes the last word by Tab.
+
+    completions: returns what may stand in place of the last word of a line, for the text before the cursor.
     Without readline nothing changes. Prints a note if the history cannot be written.
     """
     try:
@@ -110,8 +132,15 @@ def line_editing(note: Callable[[str], None]) -> Iterator[None]:
     except ImportError:
         yield
         return
-    if "libedit" not in (readline.__doc__ or ""):
+    if "libedit" in (readline.__doc__ or ""):
+        readline.parse_and_bind("bind ^I rl_complete")
+    else:
         readline.parse_and_bind("set enable-bracketed-paste on")
+        readline.parse_and_bind("tab: complete")
+    readline.set_completer_delims(" ")
+    readline.set_completer(
+        _completer(completions, lambda: readline.get_line_buffer()[: readline.get_endidx()])
+    )
     readline.clear_history()
     readline.set_history_length(MAX_HISTORY_LINES)
     with suppress(OSError):  # there is none yet, or it is another library's
@@ -119,6 +148,7 @@ def line_editing(note: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     finally:
+        readline.set_completer(None)
         try:
             path = history_file()
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,3 +157,15 @@ def line_editing(note: Callable[[str], None]) -> Iterator[None]:
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
             note(f"note: the history of typed lines is not saved for the next chat ({place}{error.strerror})")
+
+
+def _completer(
+    completions: Callable[[str], list[str]], line: Callable[[], str]
+) -> Callable[[str, int], str | None]:
+    """What readline calls with the last word and 0, 1, ... until it returns None."""
+
+    def complete(_: str, number: int) -> str | None:
+        found = completions(line())
+        return found[number] if number < len(found) else None
+
+    return complete

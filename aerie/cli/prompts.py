@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aerie.cli.checkpoints import BUILT_IN_MODELS
+from aerie.cli.package_models import PACKAGE_MODELS
 from aerie.common.errors import UsageError
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.conversation import Conversation
@@ -45,7 +47,7 @@ def tokenize_prompt(
         )
     if arguments.control_tokens and not arguments.raw:
         raise UsageError("--control-tokens is for text without the chat template; give --raw too")
-    text = read_prompt(arguments.prompt, arguments.prompt_file)
+    text = read_prompt(given_text(arguments), arguments.prompt_file)
     ids = _encode(checkpoint.tokenizer, text, arguments, note)
     options = replace(options, prompt_tokens=len(ids))
     seq_len, end = (
@@ -68,6 +70,30 @@ def _encode(
     if not arguments.control_tokens and (spelled := tokenizer.control_tokens_in(text)):
         note(f"note: {', '.join(spelled)} in the prompt is text; with --control-tokens it is what it names")
     return tokenizer.encode(text, control_tokens=arguments.control_tokens)
+
+
+def given_text(arguments: argparse.Namespace) -> str | None:
+    """The prompt on the command line, whether it is named or not; "-" if it is piped; None if it is in a
+    file. Raises UsageError if there is none, or more than one."""
+    named, words = arguments.prompt, arguments.text
+    is_named = named is not None or arguments.prompt_file is not None
+    if words and is_named:
+        raise UsageError(
+            f"the prompt is given twice, as {' '.join(words)!r} and with --prompt or --prompt-file; give one"
+        )
+    if len(words) > 1 and words[0] in (*BUILT_IN_MODELS, *PACKAGE_MODELS):
+        raise UsageError(
+            f"{words[0]!r} stands where the prompt does; a model is named with -m: -m {words[0]} "
+            f"{' '.join(words[1:])!r}"
+        )
+    if words:
+        return " ".join(words)
+    if not is_named and sys.stdin is not None and sys.stdin.isatty():
+        raise UsageError(
+            "there is no prompt: write it after the command, name a file with --prompt-file, or pipe it to "
+            "the command; `aerie chat` talks with the model"
+        )
+    return named if is_named else STANDARD_INPUT
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:

@@ -10,9 +10,23 @@ from pathlib import Path
 class AerieError(Exception):
     """The base of the errors that a caller can cause and correct.
 
-    Two kinds of errors that reach a caller do not derive from it: a TypeError for a wrong type, and the
-    errors of `virtual_npu.pyxrt`, which are RuntimeErrors as pyxrt's own are.
+    Errors that reach a caller and do not derive from it: a TypeError for a wrong type in the rooms below the
+    Python API, and the errors of `virtual_npu.pyxrt`, which are RuntimeErrors as pyxrt's own are.
+
+    Each can be pickled, with its attributes, whatever its constructor takes: other processes raise it too.
     """
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(
+    kind: type[AerieError], arguments: tuple[object, ...], attributes: dict[str, object]
+) -> AerieError:
+    """An error as it was pickled. Its constructor is not called, which may take something else."""
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(attributes)
+    return error
 
 
 class UserError(AerieError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,71 @@ def test_an_interrupt_in_a_finaliser_is_raised_again(monkeypatch: pytest.MonkeyP
         interrupts._unraisable(SimpleNamespace(exc_type=kind))
     assert handled == [1]
     assert [each.exc_type for each in reported] == [ValueError]
+
+
+IN_C = """
+import os, runpy, signal, sys
+
+class Swallowed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "rich":
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raise ImportError("numpy's C API failed") from None
+
+sys.argv[1:] = ["kernels", "list"]
+sys.meta_path.insert(0, Swallowed())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("aerie", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_in_an_import_that_turns_it_into_another_error() -> None:
+    """As numpy's C modules do."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_C],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (interrupts.INTERRUPTED_STATUS, "", "stopped\n")
+
+
+def test_outside_of_an_import_it_is_raised() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.on_interrupt(2, None)
+
+
+IN_EXEC = """
+import runpy, sys
+
+from aerie.cli import arguments
+
+def cache(arguments):
+    'Cache.'
+    exec("import signal; signal.raise_signal(signal.SIGINT)")
+
+arguments.cache = cache
+sys.argv[1:] = ["cache"]
+runpy.run_module("aerie", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_in_code_that_is_executed_as_text(tmp_path: Path) -> None:
+    """As dataclasses make theirs: Python would end by the signal, and shells see that. With -m, as with -c
+    Python ends before it looks."""
+    (tmp_path / "stopped.py").write_text(IN_EXEC)
+    tree = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "stopped"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{tree}"},
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (interrupts.INTERRUPTED_STATUS, "", "stopped\n")

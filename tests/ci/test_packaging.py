@@ -306,13 +306,23 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, output.splitlines())) <= 80
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"aerie {aerie.__version__}\n"
+    assert main(["help"]) == 0
+    assert capsys.readouterr().out == output
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"aerie {aerie.__version__}\n"
+    assert (
+        find_command(["help", "run"]) == find_command(["run", "--help"]) == ("aerie.cli", ["run", "--help"])
+    )
+    assert find_command(["help", "air"]) == ("aerie.air_dialect", ["--help"])
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "error: name a command: run, chat, "),
-        (["rum"], "error: there is no command 'rum'; there are: run, chat, "),
+        (["xyz"], "error: there is no command 'xyz'; there are: run, chat, "),
+        (["rum"], "error: there is no command 'rum'; did you mean rm or run? (see aerie --help)"),
+        (["help", "chta"], "error: there is no command 'chta'; did you mean chat?"),
     ],
 )
 def test_an_unknown_command_is_refused(

@@ -3,15 +3,24 @@
 import dataclasses
 import io
 import json
+import re
 import signal
 
 import pytest
 
-from aerie.cli.chat import COMMANDS, HELP, Chat
+from aerie.cli.arguments import build_parser
+from aerie.cli.chat import COMMANDS, HELP, Chat, completions, stream
+from aerie.cli.chat_model import ChatModel
+from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
+from aerie.cli.word_wrap import WordWrapper
+from aerie.engine.config import load_config
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.generate import FinishReason, RequestFigures
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
+from aerie.engine.variant_set import VariantSet
+from aerie.engine.variants import parse_variants
+from aerie.multi_launch_builder.variants import Variant
 
 
 class FakeTokenizer:
@@ -69,7 +78,7 @@ def session():
     return FakeSession()
 
 
-def converse(session, *lines, system=None):
+def converse(session, *lines, system=None, model=None):
     """What the chat wrote and noted for these lines."""
     script, notes, out = iter(lines), [], io.StringIO()
 
@@ -79,7 +88,7 @@ def converse(session, *lines, system=None):
             raise EOFError
         return line + "\n"
 
-    Chat(session, Sampler(), 9, note=notes.append, out=out, read=read, system=system).run()
+    Chat(session, Sampler(), 9, note=notes.append, out=out, read=read, system=system, model=model).run()
     assert notes[0] == "Type a message; /help lists the commands."
     return out.getvalue(), notes[1:]
 
@@ -113,12 +122,161 @@ def test_help_and_unknown_commands(session):
     assert notes[0] == HELP
     assert all(f"\n{name} {command.argument_name}" in HELP for name, command in COMMANDS.items())
     assert notes[1] == (
-        "There is no command /what; there are /reset, /undo, /retry, /system, /save, /load, /stats, /help, "
-        '/exit. A message that begins with a slash goes between """ and """.'
+        "There is no command /what; there are /reset, /undo, /retry, /system, /save, /load, /set, /show, "
+        '/model, /stats, /help, /exit. A message that begins with a slash goes between """ and """.'
     )
     assert notes[2] == "/reset takes nothing after it; nothing was done."
     assert out == "echo 1\n"
     assert session.tokenizer.messages == [("user", "/reset")]
+
+
+def test_names_of_other_programs_for_commands(session):
+    """And the nearest for a mistyped one."""
+    out, notes = converse(session, "one", "/?", "/clear", "/sav x", "/bye", "never read")
+    assert notes == [
+        HELP,
+        "The conversation is forgotten.",
+        "There is no command /sav; did you mean /save? A message that begins with a slash goes between "
+        '""" and """.',
+    ]
+    assert out == "echo 1\n"
+    assert converse(session, "/quit", "never read") == ("", [])
+
+
+def test_settings_hold_from_the_next_answer_on(session):
+    given = []
+    session.generate = lambda ids, limit, sampler, interrupted: (
+        given.append((sampler.temperature, sampler.seed, limit))
+        or FakeSession.generate(session, ids, limit, sampler, interrupted)
+    )
+    _, notes = converse(
+        session,
+        "one",
+        "/set temperature 0.5",
+        "/set seed 7",
+        "/set n_tokens 3",
+        "two",
+        "/set seed none",
+        "three",
+    )
+    assert given == [(0.0, None, 9), (0.5, 7, 3), (0.5, None, 3)]
+    assert notes[0] == "temperature is 0.5 from the next answer on."
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("temprature 1", "There is no setting temprature; did you mean temperature?"),
+        ("xyz 1", "There is no setting xyz; there are temperature, top-k, "),
+        (
+            "temperature",
+            "/set temperature needs a value: /set temperature VALUE; /set alone shows all settings",
+        ),
+        ("temperature hot", "temperature is 'hot'; it must be a number"),
+        ("temperature -1", "temperature is -1.0; it must be 0 (greedy) or more"),
+        ("top-k 2.5", "top-k is '2.5'; it must be a whole number of 0 or more"),
+        ("n-tokens 0", "n-tokens is 0; it must be a whole number of 1 or more"),
+    ],
+)
+def test_a_setting_that_cannot_be(session, words, message):
+    """The settings stay."""
+    _, notes = converse(session, f"/set {words}", "/set")
+    assert notes[0].startswith(message)
+    assert notes[1].splitlines()[0].split() == ["temperature", "0.0"]
+    assert notes[1].splitlines()[-1].split() == ["n-tokens", "9"]
+
+
+def test_system_is_a_setting_too(session):
+    converse(session, "/set system Be brief.", "one")
+    assert session.tokenizer.messages == [("system", "Be brief."), ("user", "one")]
+
+
+def chat_model(largest, context, diffusion=None):
+    config = dataclasses.replace(
+        load_config(DEMO_FOLDER), max_position_embeddings=context, diffusion=diffusion
+    )
+    variants = VariantSet(variants=(Variant(8, largest), Variant(32, largest)))
+    return ChatModel("demo", config, variants, "virtual")
+
+
+def test_show_and_model():
+    """What the model is; another takes another chat."""
+    model = chat_model(512, 2048)
+    _, notes = converse(FakeSession(), "/model", "/model other", "one", "/show", model=model)
+    assert notes[0] == str(model)
+    assert "family    llama, 6 layers of 256" in notes[0]
+    assert "context   512 of the model's 2048 positions" in notes[0]
+    assert (
+        notes[1] == "A chat stays with its model: /save FILE, /bye, `aerie chat -m other`, then /load FILE."
+    )
+    assert notes[2:4] == [str(model), "There is no system message."]
+    assert notes[4].endswith("conversation: 1 turn")
+
+
+def test_a_context_that_ends_offers_what_can_be_done(session):
+    """Each command in it can be parsed."""
+    session.reason = FinishReason.CONTEXT
+    _, (note,) = converse(session, "one", model=chat_model(512, 2048))
+    assert note == (
+        "[ended by context; /undo takes back the last turn, /reset starts afresh; with /save FILE, then "
+        "`aerie chat -m demo --variants 8,32x512,1024` and /load FILE, it goes on to position 1024; with "
+        "/save FILE, then `aerie chat -m demo --context-end shift` and /load FILE, the oldest is dropped]"
+    )
+    for command in re.findall("`aerie (.*?)`", note):
+        arguments = build_parser().parse_args(command.split())
+        assert arguments.variants is None or parse_variants(arguments.variants)
+
+
+def test_no_longer_variants_are_offered_where_there_are_none(session):
+    session.reason = FinishReason.CONTEXT
+    (note,) = converse(session, "one", model=chat_model(512, 512))[1]
+    assert "--variants" not in note
+    diffusion = load_config(BUILT_IN_MODELS["demo-diffusion"]).diffusion
+    (note,) = converse(session, "one", model=chat_model(512, 512, diffusion))[1]
+    assert note == "[ended by context; /undo takes back the last turn, /reset starts afresh]"
+
+
+def test_tab_completes_commands_settings_and_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talk.json").touch()
+    (tmp_path / "talks").mkdir()
+    (tmp_path / ".hidden").touch()
+    assert completions("/s") == ["/system", "/save", "/set", "/show", "/stats"]
+    assert completions("/b") == ["/bye"]
+    assert completions("/set te") == ["temperature"]
+    assert completions("/load ") == ["talk.json", "talks/"]
+    assert completions("/save talk.") == ["talk.json"]
+    assert completions(f"/save {tmp_path}/tal") == [f"{tmp_path}/talk.json", f"{tmp_path}/talks/"]
+    for line in ("", "he", "/set temperature 0", "/load none/x", "/undo "):
+        assert completions(line) == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_words_are_whole_on_a_terminal(monkeypatch):
+    """In each piece that a word may come in; elsewhere the text is as the model wrote it."""
+    monkeypatch.setattr(WordWrapper.__init__, "__defaults__", (lambda: 10,))
+    text = "The capital of France\n  is Paris, and 東京東京東京 averyveryverylongword x"
+    wrapped = "The\ncapital of\nFrance\n  is\nParis, and\n東京東京東\n京 averyveryverylongword x\n"
+    for size in (1, 3, 100):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        out, plain = Terminal(), io.StringIO()
+        assert stream(iter(pieces), out) == stream(iter(pieces), plain) == text
+        assert (out.getvalue(), plain.getvalue()) == (wrapped, text + "\n")
+
+
+def test_what_is_held_back_is_written_when_an_answer_fails():
+    def pieces():
+        yield "half a wo"
+        raise PromptError("lost")
+
+    out = Terminal()
+    with pytest.raises(PromptError):
+        stream(pieces(), out)
+    assert out.getvalue() == "half a wo"
 
 
 def test_undo(session):

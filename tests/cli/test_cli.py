@@ -55,6 +55,20 @@ def test_json_alone(run, make_checkpoint, monkeypatch):
     assert record["backend"] == "numpy"
 
 
+@pytest.mark.parametrize("flags", [("hi you",), ("hi", "you"), ("-p", "hi you"), ()])
+def test_every_way_to_give_a_prompt(run, monkeypatch, flags):
+    """After the command, in one word or several, by a short flag, or through a pipe."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hi you\n")))
+    expected = json.loads(run("--prompt", "hi you", "--n-tokens", "1", "--json")[1])["prompt_token_ids"]
+    code, out, _ = run("--n-tokens", "1", "--json", *flags)
+    assert (code, json.loads(out)["prompt_token_ids"]) == (0, expected)
+
+
+def test_a_model_by_its_short_flag(make_checkpoint):
+    arguments = build_parser().parse_args(["chat", "-m", "demo"])
+    assert arguments.model == "demo"
+
+
 def test_one_token_has_no_rate(run):
     _, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json")
     assert json.loads(out)["tokens_per_s"] is None

@@ -79,8 +79,30 @@ def test_empty_prompt(run, prepared, prompt):
     assert prepared == []
 
 
-def test_missing_prompt(run):
-    check_refused(run(), "one of the arguments --prompt --prompt-file is required")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "there is no prompt: write it after the command, name a file with --prompt-file, or pipe it to"),
+        (
+            ("hi", "--prompt", "hi"),
+            "the prompt is given twice, as 'hi' and with --prompt or --prompt-file; give one",
+        ),
+        (
+            ("demo", "hi", "you"),
+            "'demo' stands where the prompt does; a model is named with -m: -m demo 'hi you'",
+        ),
+        (
+            ("hi", "--modle", "demo"),
+            "unrecognized arguments: --modle demo; did you mean --model? (see aerie run",
+        ),
+    ],
+)
+def test_a_prompt_that_is_not_given_once(run, prepared, monkeypatch, flags, message):
+    """--prompt-file stays an alternative of --prompt."""
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    check_refused(run(*flags), message)
+    assert prepared == []
+    check_refused(run("--prompt", "a", "--prompt-file", "b"), "not allowed with argument -p/--prompt")
 
 
 def test_prompt_that_is_no_text(run):
@@ -181,7 +203,7 @@ def test_prompts_from_a_file_and_from_standard_input(run, make_checkpoint, tmp_p
         (
             b"",
             ("--prompt", "a", "--prompt-file", "b"),
-            "argument --prompt-file: not allowed with argument --prompt",
+            "argument --prompt-file: not allowed with argument -p/--prompt",
         ),
         (
             b"",

@@ -215,7 +215,7 @@ def test_lookup_from_python_in_every_way_of_asking() -> None:
             model.generate(text, 5, steps=4)
         with pytest.raises(UserError, match="there is no option 'warmth'"):
             model.stream(text, 5, warmth=3)  # type: ignore[call-arg]
-        with pytest.raises(UserError, match="a setting cannot be taken"):
+        with pytest.raises(UserError, match="temperature is 'hot', of the type str; give a number"):
             model.stream(text, 5, temperature="hot")  # type: ignore[arg-type]
         guide = ChunkedLLM(model, decode="guide")
         asked = guide.register("What is the capital of France?")

@@ -105,7 +105,8 @@ def test_a_folder_without_a_checkpoint(gate, tmp_path):
 
 
 def test_an_unknown_flag(gate):
-    assert refused(gate, "--fulll") == ("error: unrecognized arguments: --fulll (see aerie --help)")
+    message = "error: unrecognized arguments: --fulll; did you mean --full? (see aerie verify --help)"
+    assert refused(gate, "--fulll") == message
 
 
 def test_unknown_numerics(gate):

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from aerie.common.progress import working
 from aerie.virtual_npu.commands import common
 from aerie.virtual_npu.options import STAGES
 
@@ -38,14 +39,16 @@ def _build(options: argparse.Namespace) -> int:
     from aerie.virtual_npu.console import read_text
     from aerie.virtual_npu.toolchain import build
 
-    build(
-        read_text(options.file),
-        options.output,
-        kernel_dirs=options.kernel_dir,
-        filename=str(options.file),
-        options=common.build_options(options),
-        keep=options.keep,
-    )
+    text, built_for = read_text(options.file), common.build_options(options)
+    with working(f"building {options.output}"):
+        build(
+            text,
+            options.output,
+            kernel_dirs=options.kernel_dir,
+            filename=str(options.file),
+            options=built_for,
+            keep=options.keep,
+        )
     return 0
 
 

@@ -7,7 +7,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from aerie.common.cli_parser import OneLineParser
+from aerie.common.cli_parser import OneLineParser, with_nearest_choice
+from aerie.common.progress import working
 from aerie.virtual_npu.errors import OptionError, VnpuUsageError
 from aerie.virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
 
@@ -25,7 +26,7 @@ class VnpuParser(OneLineParser):
     """Refuses a command line with an error, which is then shown as all others are."""
 
     def error(self, message: str) -> NoReturn:
-        raise VnpuUsageError(f"{message} (see {self.prog} --help)")
+        raise VnpuUsageError(f"{with_nearest_choice(message)} (see {self.prog} --help)")
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -92,14 +93,15 @@ def program(options: argparse.Namespace, path: Path) -> Program:
     from aerie.virtual_npu.console import read_text
     from aerie.virtual_npu.program import Program
 
-    return Program.from_text(
-        read_text(path),
-        str(path),
-        options.kernel_dir,
-        build_options(options),
-        keep=options.keep,
-        use_cache=options.cache,
-    )
+    with working(f"building {path}"):
+        return Program.from_text(
+            read_text(path),
+            str(path),
+            options.kernel_dir,
+            build_options(options),
+            keep=options.keep,
+            use_cache=options.cache,
+        )
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
