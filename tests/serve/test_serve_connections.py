@@ -159,7 +159,7 @@ def test_where_there_are_no_descriptors_it_waits(
     [
         (b"no HTTP\r\n\r\n", 400, "this is no request of HTTP/1.1"),
         (HEAD + b"X: " + b"x" * 70_000 + b"\r\n\r\n", 431, "32768"),
-        (HEAD + b"Origin: http://[\r\n\r\n", 403, "pages of 'http://[' may not ask"),
+        (HEAD + b"Origin: http://[\r\n\r\n", 403, "pages of 'http://[' is not allowed"),
         (b"GET /health HTTP/1.1\r\nHost: [\r\n\r\n", 403, "Host is '['"),
         (b"GET http://localhost/health HTTP/1.1\r\nHost: other\r\n\r\n", 200, '"status":"ok"'),
         (b"GET HTTP://localhost?x=1 HTTP/1.1\r\nHost: other\r\n\r\n", 200, "<title>Aerie</title>"),

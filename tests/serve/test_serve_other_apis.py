@@ -151,12 +151,12 @@ def test_embeddings_are_the_mean_of_what_the_lm_head_reads(serving: Any, alone: 
         (
             {"input": "x", "previous_response_id": "resp_1"},
             "previous_response_id",
-            "there is no response 'resp_1' here: it was never kept",
+            "there is no response 'resp_1' here: it was never stored",
         ),
         (
             {"input": "x", "conversation": "c"},
             "conversation",
-            "there is no conversation 'c' here: it was never kept",
+            "there is no conversation 'c' here: it was never stored",
         ),
         ({"input": "x", "tools": [{"type": "functoin"}]}, "tools[0].type", "Input should be 'function'"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice", "there are no tools; give tools"),

@@ -645,9 +645,9 @@ BLOCK_FAULTS = (
 def penalised_twice(healthy):
     class Faulty(Session):
         def generate(self, prompt_ids, max_new_tokens, sampler, *others):
-            once = sampler._changed
+            once = sampler._adjusted
             twice = lambda logits, *ids: once(once(logits, *ids), *ids)  # noqa: E731
-            object.__setattr__(sampler, "_changed", twice)
+            object.__setattr__(sampler, "_adjusted", twice)
             return super().generate(prompt_ids, max_new_tokens, sampler, *others)
 
     return as_kind(Faulty, healthy.session)

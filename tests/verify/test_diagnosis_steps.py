@@ -164,7 +164,7 @@ def test_what_reads_a_projection_reads_its_bias_and_norm_where_there_are_any():
 
 
 def test_a_launch_that_is_no_layer_step_is_refused():
-    with pytest.raises(ValueError, match="launch 'q_clip' of program 'rms_gemms_rope' is not a known layer step"):
+    with pytest.raises(ValueError, match="launch 'q_clip' of program 'rms_gemms_rope' is not a known layer"):
         plan_steps(longer(("q_clip", "q_clipped")), PLANS["o_ffn"])
 
 

@@ -58,8 +58,8 @@ def whole(demo_session):
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (replace(SEVERAL_CALLS, min_calls=99), "took 8 steps, and 99 or more are meant"),
-        (Schedule("in others", (8, 16)), "took programs of (8,) rows, and (8, 16) are meant"),
+        (replace(SEVERAL_CALLS, min_calls=99), "took 8 steps, expected 99 or more"),
+        (Schedule("in others", (8, 16)), "took programs of (8,) rows, expected (8, 16)"),
         (Schedule("filled", (8,)), "no row was padding"),
         (replace(SEVERAL_CALLS, grows=True, min_calls=8), "stayed in a context of 512 positions"),
     ],

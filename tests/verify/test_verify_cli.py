@@ -158,7 +158,7 @@ def test_a_reference_that_gives_no_numbers(write_llama):
     reference = Reference.open(write_llama(num_hidden_layers=1))
     with torch.no_grad():
         reference.model.model.norm.weight[0] = float("nan")
-    with pytest.raises(CheckpointError, match="logits for this checkpoint that are not finite"):
+    with pytest.raises(CheckpointError, match="logits that are not finite for this checkpoint"):
         reference.greedy([1, 2], 2)
 
 
