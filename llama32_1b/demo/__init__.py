@@ -1,7 +1,7 @@
 """The demo checkpoint: a tiny Llama that ships with the project, and the code that made it.
 
 Importing this package costs nothing: only training and evaluation import torch.
-What the model knows, how it was trained and where it ends: `docs/explanation/demo-models.md`.
+What the model knows, how it was trained and where it ends: `docs/dev/demo-models.md`.
 """
 
 from pathlib import Path

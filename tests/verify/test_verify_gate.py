@@ -220,7 +220,8 @@ def test_a_prompt_that_is_computed_again_does_not_go_on(demo_session, prompts, m
 
 
 def test_programs_of_one_length_have_nothing_to_go_on_from(six_session, prompts):
-    assert "cannot reuse a prefix" in identity_of_continuation(SessionUnderTest(six_session), prompts[0]).skipped
+    identity = identity_of_continuation(SessionUnderTest(six_session), prompts[0])
+    assert "cannot reuse a prefix" in identity.skipped
 
 
 @pytest.mark.parametrize(("seq_len", "lengths"), [(None, [64, None]), (128, [64, 128])])
