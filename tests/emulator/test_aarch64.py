@@ -90,22 +90,22 @@ def attention(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> N
 
 
 def _pointers(layer: Any) -> list[Pointer]:
-    """Of a layer, and of its place."""
-    place = layer.place.contents
+    """Of a layer, and of its position."""
+    position = layer.position.contents
     row, query = layer.kv_heads * layer.head_dim * 2, layer.heads * layer.head_dim * 2
-    sizes = {"query": query, "out": query} | dict.fromkeys(("key_rows", "value_rows"), row * place.rows)
+    sizes = {"query": query, "out": query} | dict.fromkeys(("key_rows", "value_rows"), row * position.rows)
     sizes |= dict.fromkeys(("keys", "values"), row * layer.capacity)
-    pointers = [Pointer(type(layer).place.offset, ctypes.addressof(place), ctypes.sizeof(KVPosition))]
+    pointers = [Pointer(type(layer).position.offset, ctypes.addressof(position), ctypes.sizeof(KVPosition))]
     pointers += [
         Pointer(getattr(type(layer), name).offset, getattr(layer, name), size)
         for name, size in sizes.items()
         if getattr(layer, name)
     ]
-    counts = {"to": place.rows, "seen": place.last - place.first}
+    counts = {"row_positions": position.rows, "visible": position.visible_stop - position.visible_start}
     return pointers + [
-        Pointer(getattr(KVPosition, name).offset, getattr(place, name), 8 * count, within=0)
+        Pointer(getattr(KVPosition, name).offset, getattr(position, name), 8 * count, within=0)
         for name, count in counts.items()
-        if getattr(place, name)
+        if getattr(position, name)
     ]
 
 
