@@ -179,7 +179,6 @@ def _draft_source(
         return None
     if answer and opened.session.model.config.diffusion is not None:
         raise UserError(
-            "prediction needs an autoregressive model, and this model is a block diffusion "
-            "model; leave it out"
+            "prediction is for autoregressive models, and this model is a block diffusion model; leave it out"
         )
     return prediction_source(prompt, answer) if answer else settings.draft or opened.draft
