@@ -31,7 +31,7 @@ FAST = (
 )
 
 
-def check(name: str) -> None:
+def check_published_error(name: str) -> None:
     (found,) = compare([NAMED[name]])
     assert found.agrees, found
     assert found.same_digits or name in DRAWN_OTHERWISE, found
@@ -39,13 +39,7 @@ def check(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAST)
 def test_published_errors(name: str) -> None:
-    check(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(NAMED.keys() - set(FAST)))
-def test_more_published_errors(name: str) -> None:
-    check(name)
+    check_published_error(name)
 
 
 def test_exact_products_have_another_error() -> None:
