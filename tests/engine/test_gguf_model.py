@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 
@@ -451,27 +450,6 @@ def test_a_tensor_in_two_parts(llama, tmp_path):
         CheckpointError, match=rf"tensor {new} is in .*00001-of-00003\.gguf and in .*00002-of-00003"
     ):
         load_config(first)
-
-
-def test_a_file_that_is_no_gguf_or_is_not_there(tmp_path, run):
-    path = tmp_path / "x.gguf"
-    code, _, said = run("--prompt", "hi", model=path)
-    assert (code, f"cannot read {path}: No such file" in said) == (2, True)
-    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 1\n")
-    code, _, said = run("--prompt", "hi", model=path)
-    assert (code, f"{path} is a Git LFS pointer, not the file: run `git lfs pull`" in said) == (2, True)
-    path.write_bytes(b"")
-    code, _, said = run("--prompt", "hi", model=path)
-    assert (code, "x.gguf: the magic number takes 4 bytes, and 0 are left" in said) == (2, True)
-
-
-def test_the_run_command_answers_from_a_file(llama, tmp_path, run):
-    path = gguf_files.write(tmp_path / "x.gguf", llama)
-    flags = ("--prompt", "the tile", "--n-tokens", "8", "--json")
-    (code, ours, said), (_, theirs, _) = (run(*flags, model=model) for model in (path, llama.folder))
-    assert code == 0
-    assert json.loads(ours)["token_ids"] == json.loads(theirs)["token_ids"]
-    assert said is not None
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_0, Type.BF16], ids=lambda kind: kind.name)
