@@ -164,7 +164,7 @@ def check(scheduler: Scheduler, made: list[Request], day: list[Coming], kinds: l
 
 def test_a_day_of_two_thousand_requests(model: LoadedModel, kinds: list[Kind]) -> None:
     clock, day = Clock(), a_day(2000, 5)
-    pool = PagePool(model.config, PAGES, b"", swap=ASIDE)
+    pool = PagePool(model.config, PAGES, b"", swap_pages=ASIDE)
     scheduler = Scheduler(model, pool, gathered_cache_for, clock=clock)
     made = live(scheduler, clock, day, kinds)
     check(scheduler, made, day, kinds)
