@@ -170,7 +170,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[RunBatch]:
 
 
 def load_stand_in(name: str) -> ModuleType:
-    """A module of tests/stand_ins: tests are no package, so it cannot be imported by name."""
+    """A new copy of a module of tests/stand_ins: what one test leaves in it, no other sees."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "stand_ins" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

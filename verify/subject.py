@@ -149,7 +149,7 @@ class SessionUnderTest:
         """
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
-        contexts = [context for context in model.variant_set.contexts if not model.seq_len]
+        contexts = () if model.seq_len else model.variant_set.contexts
         buffers = [model.kv_storage.allocate(context) for context in _up_to(contexts, cache.capacity)]
         for layers in (cache.layers, *(buffer.layers for buffer in buffers)):
             for array in itertools.chain.from_iterable(layers):
