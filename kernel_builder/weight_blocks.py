@@ -1,0 +1,158 @@
+"""Weight blocks: how a matrix lies in memory for the cores, one table for every kind.
+
+A block is 32 rows of 256 columns. Blocks of a matrix lie row by row of blocks, so that those of a core's rows
+are one run of memory. 32 columns of a row are a group: they share a scale and, in q4, a minimum. A code is an
+unsigned number of 4 bits (q4) or a signed one of 8 (q8), and stands for
+
+    bf16(scale * code + minimum)
+
+with scale and minimum in bf16. The product is exact in f32; the sum is rounded to f32, as in an accumulator of
+a core, and then to bf16, both to even. Codes lie in two planes of 16
+rows each, column by column; in q4 the byte k of a column holds row 2k in its low nibble and row 2k+1 in the
+high one. This is the block of 5120 bytes that mlir-air's decode reads (programming_examples/fused_decode/
+proj_qmm_pack.py), and of 8704 bytes that OpenFlowLM describes (src/open_qwen36/pools.hpp).
+
+A matrix whose sides are no multiples of 32 and 256 is padded with codes, scales and minima of zero. So padding
+is +0.0, except in a group within which a row ends: there it is the minimum. Kernels multiply it with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_ROWS = 32
+BLOCK_COLUMNS = 256
+GROUP = 32
+"""Columns of a row that share a scale."""
+PLANE_ROWS = 16
+GROUPS = BLOCK_COLUMNS // GROUP
+PLANES = BLOCK_ROWS // PLANE_ROWS
+
+Bytes = NDArray[np.uint8]
+Codes = NDArray[np.uint8] | NDArray[np.int8]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class WeightBlock:
+    """A kind of block: its name, the bits of a code (4 unsigned, 8 signed), and whether groups have minima."""
+
+    name: str
+    bits: int
+    has_minima: bool
+
+    @property
+    def scales_bytes(self) -> int:
+        """Bytes of the scales, bf16 (8 groups, 32 rows), at the block's begin; minima lie after them alike."""
+        return GROUPS * BLOCK_ROWS * 2
+
+    @property
+    def codes_offset(self) -> int:
+        """Bytes before the codes."""
+        return self.scales_bytes * (2 if self.has_minima else 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return self.codes_offset + BLOCK_ROWS * BLOCK_COLUMNS * self.bits // 8
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """The least and the greatest code."""
+        return (0, 15) if self.bits == 4 else (-128, 127)
+
+    def shape(self, rows: int, columns: int) -> tuple[int, int, int]:
+        """The shape of a packed matrix: block rows, block columns, bytes."""
+        return -(-rows // BLOCK_ROWS), -(-columns // BLOCK_COLUMNS), self.nbytes
+
+
+Q4 = WeightBlock("q4", 4, has_minima=True)
+Q8 = WeightBlock("q8", 8, has_minima=False)
+WEIGHT_BLOCKS = {block.name: block for block in (Q4, Q8)}
+"""By name. A weight that lies in rows of bf16, as Hugging Face stores it, has none: its kind is `bf16`."""
+
+
+@dataclass(frozen=True)
+class GroupedWeights:
+    """A quantised matrix of any size. codes: (rows, columns), uint8 for q4 and int8 for q8. scales, minima:
+    bf16 (rows, ceil(columns / 32)); minima is None where the block has none.
+    """
+
+    block: WeightBlock
+    codes: Codes
+    scales: Array
+    minima: Array | None
+
+    def to_bf16(self) -> Array:
+        """The weights that the codes stand for, bf16 (rows, columns)."""
+        columns = self.codes.shape[1]
+        scales = np.repeat(self.scales.astype(np.float32), GROUP, axis=1)[:, :columns]
+        weights = scales * self.codes
+        if self.minima is not None:
+            weights += np.repeat(self.minima.astype(np.float32), GROUP, axis=1)[:, :columns]
+        return weights.astype(ml_dtypes.bfloat16)
+
+    def pack(self) -> Bytes:
+        """The matrix in blocks, uint8 of `block.shape(rows, columns)`."""
+        down, across, nbytes = self.block.shape(*self.codes.shape)
+        packed = np.empty((down, across, nbytes), np.uint8)
+        size, start = self.block.scales_bytes, self.block.codes_offset
+        packed[..., :size] = _pack_groups(self.scales, down, across)
+        if self.minima is not None:
+            packed[..., size:start] = _pack_groups(self.minima, down, across)
+        packed[..., start:] = _pack_codes(self.codes, down, across, self.block.bits)
+        return packed
+
+
+def unpack(block: WeightBlock, packed: Bytes, rows: int, columns: int) -> GroupedWeights:
+    """The matrix of (rows, columns) that lies in `packed`; the inverse of `GroupedWeights.pack`."""
+    down, across, _ = block.shape(rows, columns)
+    size, start = block.scales_bytes, block.codes_offset
+    groups = -(-columns // GROUP)
+    scales = _unpack_groups(packed[..., :size])[:rows, :groups]
+    minima = _unpack_groups(packed[..., size:start])[:rows, :groups] if block.has_minima else None
+    codes = _unpack_codes(packed[..., start:].reshape(down, across, -1), block.bits)[:rows, :columns]
+    return GroupedWeights(block, codes, scales, minima)
+
+
+def _padded(array: Array, rows: int, columns: int) -> Array:
+    padded = np.zeros((rows, columns), array.dtype)
+    padded[: array.shape[0], : array.shape[1]] = array
+    return padded
+
+
+def _pack_groups(values: Array, down: int, across: int) -> Bytes:
+    """bf16 (rows, groups) as bytes of blocks: [8 groups][32 rows]."""
+    whole = _padded(values.view(np.uint16), down * BLOCK_ROWS, across * GROUPS)
+    blocks = whole.reshape(down, BLOCK_ROWS, across, GROUPS).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(blocks).reshape(down, across, -1).view(np.uint8)
+
+
+def _unpack_groups(packed: Bytes) -> Array:
+    down, across, _ = packed.shape
+    values = np.ascontiguousarray(packed).view(np.uint16).reshape(down, across, GROUPS, BLOCK_ROWS)
+    whole = values.transpose(0, 3, 1, 2).reshape(down * BLOCK_ROWS, across * GROUPS)
+    return np.ascontiguousarray(whole).view(ml_dtypes.bfloat16)
+
+
+def _pack_codes(codes: Codes, down: int, across: int, bits: int) -> Bytes:
+    """Codes (rows, columns) as bytes of blocks: [2 planes][256 columns][16 rows], two rows a byte in q4."""
+    whole = _padded(codes.view(np.uint8), down * BLOCK_ROWS, across * BLOCK_COLUMNS)
+    blocks = whole.reshape(down, PLANES, PLANE_ROWS, across, BLOCK_COLUMNS).transpose(0, 3, 1, 4, 2)
+    if bits == 4:
+        blocks = blocks[..., 0::2] | blocks[..., 1::2] << 4
+    return np.ascontiguousarray(blocks).reshape(down, across, -1)
+
+
+def _unpack_codes(packed: Bytes, bits: int) -> Codes:
+    down, across, _ = packed.shape
+    blocks = packed.reshape(down, across, PLANES, BLOCK_COLUMNS, -1)
+    if bits == 4:
+        blocks = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*blocks.shape[:4], PLANE_ROWS)
+    whole = blocks.transpose(0, 2, 4, 1, 3).reshape(down * BLOCK_ROWS, across * BLOCK_COLUMNS)
+    return np.ascontiguousarray(whole).view(np.uint8 if bits == 4 else np.int8)
