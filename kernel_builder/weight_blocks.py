@@ -6,14 +6,14 @@ unsigned number of 4 bits (q4) or a signed one of 8 (q8), and stands for
 
     bf16(scale * code + minimum)
 
-with scale and minimum in bf16. The product is exact in f32; the sum is rounded to f32, as in an accumulator of
-a core, and then to bf16, both to even. Codes lie in two planes of 16
-rows each, column by column; in q4 the byte k of a column holds row 2k in its low nibble and row 2k+1 in the
-high one. This is the block of 5120 bytes that mlir-air's decode reads (programming_examples/fused_decode/
+with scale and minimum in bf16. The product is exact in f32; the sum is rounded to f32, as in an accumulator
+of a core, and then to bf16, both to even. Codes lie in two planes of 16 rows each, column by column; in q4
+the byte k of a column holds row 2k in its low nibble and row 2k+1 in the high one. This is the block of 5120 bytes that mlir-air's decode reads (programming_examples/fused_decode/
 proj_qmm_pack.py), and of 8704 bytes that OpenFlowLM describes (src/open_qwen36/pools.hpp).
 
-A matrix whose sides are no multiples of 32 and 256 is padded with codes, scales and minima of zero. So padding
-is +0.0, except in a group within which a row ends: there it is the minimum. Kernels multiply it with zeros.
+A matrix whose sides are no multiples of 32 and 256 is padded with codes, scales and minima of zero. So
+padding is +0.0, except in a group within which a row ends: there it is the minimum. Kernels multiply it with
+zeros.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class WeightBlock:
-    """A kind of block: its name, the bits of a code (4 unsigned, 8 signed), and whether groups have minima."""
+    """A kind of block. bits: of a code, 4 unsigned or 8 signed. has_minima: groups have minima."""
 
     name: str
     bits: int
@@ -48,7 +48,7 @@ class WeightBlock:
 
     @property
     def scales_bytes(self) -> int:
-        """Bytes of the scales, bf16 (8 groups, 32 rows), at the block's begin; minima lie after them alike."""
+        """Bytes of the scales, bf16 (8 groups, 32 rows), at the begin of a block; minima lie after them."""
         return GROUPS * BLOCK_ROWS * 2
 
     @property
@@ -155,4 +155,5 @@ def _unpack_codes(packed: Bytes, bits: int) -> Codes:
     if bits == 4:
         blocks = np.stack((blocks & 15, blocks >> 4), axis=-1).reshape(*blocks.shape[:4], PLANE_ROWS)
     whole = blocks.transpose(0, 2, 4, 1, 3).reshape(down * BLOCK_ROWS, across * BLOCK_COLUMNS)
-    return np.ascontiguousarray(whole).view(np.uint8 if bits == 4 else np.int8)
+    codes: Codes = np.ascontiguousarray(whole)
+    return codes if bits == 4 else codes.view(np.int8)

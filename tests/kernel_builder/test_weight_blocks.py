@@ -1,4 +1,4 @@
-"""Weight blocks: where a code, a scale and a minimum lie, what they stand for, and that packing loses nothing."""
+"""Weight blocks: where codes, scales and minima lie, what they stand for, and that packing loses nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_padding_is_zero() -> None:
 
 
 def test_a_code_lies_where_the_block_says() -> None:
-    """Row 21, column 70 of the second block across: plane 1, byte 2 of the column, the high nibble; group 2."""
+    """Row 21, column 70 of the second block across: plane 1, byte 2, its high nibble; group 2."""
     weights = GroupedWeights(
         Q4,
         np.zeros((32, 512), np.uint8),
