@@ -8,8 +8,9 @@ unsigned number of 4 bits (q4) or a signed one of 8 (q8), and stands for
 
 with scale and minimum in bf16. The product is exact in f32; the sum is rounded to f32, as in an accumulator
 of a core, and then to bf16, both to even. Codes lie in two planes of 16 rows each, column by column; in q4
-the byte k of a column holds row 2k in its low nibble and row 2k+1 in the high one. This is the block of 5120 bytes that
-mlir-air's decode reads (programming_examples/fused_decode/proj_qmm_pack.py), and of 8704 bytes that OpenFlowLM describes (src/open_qwen36/pools.hpp).
+the byte k of a column holds row 2k in its low nibble and row 2k+1 in the high one. This is the block of 5120
+bytes that mlir-air's decode reads (programming_examples/fused_decode/proj_qmm_pack.py), and the one of 8704
+bytes that OpenFlowLM describes (src/open_qwen36/pools.hpp).
 
 A matrix whose sides are no multiples of 32 and 256 is padded with codes, scales and minima of zero. So
 padding is +0.0, except in a group within which a row ends: there it is the minimum. Kernels multiply it with
