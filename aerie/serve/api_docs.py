@@ -28,8 +28,8 @@ ADDRESSES: Final[Mapping[str, str]] = {
     "/npu/request": "The last request: its forward passes, and which programs ran in each.",
     "/npu/request/moved/{name}": "What tiles and channels moved in all runs of one of its programs.",
     "/npu/request/trace": "Its forward passes as a trace, for Perfetto.",
-    "/health": "200 when the first model is loaded; 503 while it is loading, with its progress, and while the "
-    "server stops.",
+    "/health": "200 when the first model is loaded; 503 while it is loading, with its progress, and while "
+    "the server stops.",
     "/metrics": "Counts and times for Prometheus.",
     "/props": "The model's name, backend, context and chat template.",
     "/slots": "The slots: which are in use, by how many tokens.",

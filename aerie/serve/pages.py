@@ -31,7 +31,10 @@ CLOSED_CSP: Final = (
     "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """What no page may do: only requests to this server are allowed."""
-CHAT_CSP: Final = f"{CLOSED_CSP}; script-src 'self'; style-src 'self'; require-trusted-types-for 'script'; trusted-types 'none'"
+CHAT_CSP: Final = (
+    f"{CLOSED_CSP}; script-src 'self'; style-src 'self'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
 PAGE_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 CACHE_CONTROL: Final = "no-cache"
 """A browser keeps the files and asks each time whether they have changed: a newer server is seen at once."""

@@ -95,7 +95,7 @@ export function fromJson(data) {
   made.title = text(data.title, "").slice(0, 200) || NEW_TITLE;
   made.system = text(data.system, "");
   made.changed = number(data.changed);
-  if (data.messages.some(each => each?.id === undefined)) fromLists(made, [...(data.versions ?? []), data.messages]);
+  if (data.messages.some(each => typeof each?.content === "string" && each.id === undefined)) fromLists(made, [...(data.versions ?? []), data.messages]);
   else {
     made.messages = rooted(unique(data.messages.map(fromJsonMessage).filter(Boolean)));
     const isHere = made.messages.some(message => message.id === data.leaf);

@@ -68,7 +68,7 @@ class Scanner {
   /* A code span goes to the next run of as many backticks. Where there is none, the run is text. */
   code(length, at, end) {
     this.backticks ??= runsByLength(this.text);
-    const starts = this.backticks.get(length);
+    const starts = this.backticks.get(length) ?? [];  // none of a run whose first backtick is escaped
     while (starts.length && starts[starts.length - 1] < end) starts.pop();
     if (!starts.length) {
       this.made.push(this.text.slice(at, end));
