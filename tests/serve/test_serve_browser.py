@@ -88,7 +88,7 @@ def test_escape_stops_an_answer(page: Any) -> None:
     ask(page)
     page.locator("#stop").wait_for(state="visible")
     page.keyboard.press("Escape")
-    page.get_by_text("You stopped this answer.", exact=True).wait_for()
+    playwright.expect(page.locator(".end")).to_have_text("You stopped this answer.")
     assert page.locator("#stop").is_hidden()
 
 
@@ -159,7 +159,7 @@ def test_a_choice_of_models(browser: Any, starting_models: Any) -> None:
     page = context.new_page()
     page.goto("/")
     choice = page.get_by_label("Model", exact=True)
-    assert choice.locator("option").all_text_contents() == ["demo", "demo-drafter (unloaded)"]
+    playwright.expect(choice.locator("option")).to_have_text(["demo", "demo-drafter (unloaded)"])
     assert is_as_wide_as_its_window(page)
     choice.select_option("demo-drafter")
     ask(page)

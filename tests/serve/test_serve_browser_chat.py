@@ -239,7 +239,8 @@ def test_a_refusal_is_shown_and_a_full_queue_is_tried_again(page: Any) -> None:
     sent = answer_with(page, busy, whole("At last."), long)
     page.goto("/")
     ask(page)
-    expect(page.locator(".pending")).to_contain_text("64 is the limit")
+    told = "The question is sent again in 1 s. The server says: 64 answers run or wait"
+    expect(page.locator(".pending")).to_contain_text(told)
     expect(page.locator("article.assistant .text")).to_have_text("At last.")
     ask(page)
     expect(page.locator(".end.wrong")).to_have_text("the prompt has 5000 tokens, and 4096 is the limit")
@@ -306,6 +307,11 @@ def test_loading_is_shown_with_progress(page: Any) -> None:
     page.goto("/")
     expect(page.locator("#server")).to_have_text("demo: compiling, 3 of 12 (o_ffn_ar8)")
     assert page.locator("#server-progress").evaluate("bar => bar.value / bar.max") == 0.25
+    refused = {"status": 503, "body": json.dumps(loading), "headers": {"Retry-After": "1"}}
+    answer_with(page, lambda route: route.fulfill(**refused), whole("Here."))
+    ask(page)
+    expect(page.locator(".pending")).to_have_text("The model is being loaded. The question waits for it.")
+    expect(page.locator("article.assistant .text")).to_have_text("Here.")
     page.unroute("**/health")
     expect(page.locator("#server")).to_be_hidden()
 
@@ -342,13 +348,11 @@ def test_conversations_go_to_a_file_and_back(page: Any, tmp_path: Path) -> None:
 
 
 FILL = """() => {
-  let text = "";
   for (let more = 2 ** 23; more >= 1; more = Math.floor(more / 2)) {
-    const longer = text + "x".repeat(more);
-    try { localStorage.setItem("full", longer); text = longer; } catch { continue; }
+    try { localStorage.setItem(`full.${more}`, "x".repeat(more)); } catch { continue; }
   }
 }"""
-"""Leaves no room for one more character."""
+"""Leaves room for a few characters at most."""
 
 
 def test_a_full_storage_is_told(page: Any) -> None:
@@ -358,7 +362,9 @@ def test_a_full_storage_is_told(page: Any) -> None:
     ask(page)
     expect(page.locator("article.assistant .text")).to_have_text("It is kept here.")
     expect(page.locator("#notice")).to_contain_text("This browser's storage is full.")
-    page.evaluate("localStorage.removeItem('full')")
+    page.evaluate(
+        "Object.keys(localStorage).filter(name => /^full/.test(name)).map(name => delete localStorage[name])"
+    )
     ask(page)
     expect(page.locator("article")).to_have_count(4)
     page.reload()

@@ -29,9 +29,10 @@ export function path(conversation, last = conversation.leaf) {
   return made;
 }
 
-/* The versions of a message: those that follow the same one, itself included, the oldest first. */
+/* The versions of a message: those that follow the same one, itself included, the oldest first. An answer of which nothing
+   came is none, unless it is shown. */
 export function versions(conversation, message) {
-  return children(conversation, message.parent);
+  return children(conversation, message.parent).filter(each => each === message || length(each) > 0);
 }
 
 function children(conversation, parent) {
@@ -147,7 +148,8 @@ function grouped(messages) {
   return made;
 }
 
-/* The older form: a list of messages, and lists that were written over. Lists share what they begin with. */
+/* The older form: a list of messages, and lists that were written over. Lists share what they begin with. Every tab gives
+   the messages the same ids. */
 function fromLists(conversation, lists) {
   for (const list of lists.filter(Array.isArray)) {
     let parent = null;
@@ -155,7 +157,8 @@ function fromLists(conversation, lists) {
       if (!ROLES.has(role)) continue;
       const same = children(conversation, parent).find(each => each.role === role && each.content === content);
       const end = role === "assistant" ? {end: wrong ? "error" : "stop", note: wrong, figures} : {};
-      const message = same ?? append(conversation, parent, {role, content, ...end});
+      const made = conversation.messages.length;
+      const message = same ?? append(conversation, parent, {id: `old-${made}`, made, role, content, ...end});
       conversation.leaf = parent = message.id;
     }
   }

@@ -67,7 +67,7 @@ export class Run {
       } catch (error) {
         const isTemporary = error instanceof AnswerError && (error.isLost || error.isPassing);
         if (signal.aborted || this.answer.hasText || !isTemporary) throw error;
-        this.tell(error.isLost ? "The server does not answer. The question is sent again when it is back." : error.message);
+        this.tell(waitingText(error));
         await (error.isLost ? this.hooks.server.back(signal) : pause(error.retryAfter || RETRY_S, signal));
         this.tell("Waiting for the model.");
       }
@@ -108,6 +108,12 @@ export class Run {
       this.drawingMs = this.drawnMs - begun;
     });
   }
+}
+
+function waitingText(error) {
+  if (error.isLost) return "The server does not answer. The question is sent again when it is back.";
+  if (error.code === "loading") return "The model is being loaded. The question waits for it.";
+  return `The question is sent again in ${error.retryAfter || RETRY_S} s. The server says: ${error.message}`;
 }
 
 function pause(seconds, signal) {
