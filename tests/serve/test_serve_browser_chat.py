@@ -161,6 +161,7 @@ def test_an_edit_and_another_answer_are_versions(page: Any) -> None:
     question.get_by_role("button", name="Earlier version").click()
     expect(answer).to_have_text("Two.")
     expect(question.get_by_role("group")).to_have_attribute("aria-label", "Version 1 of 2")
+    expect(question.get_by_role("button", name="Later version")).to_be_focused()
     page.locator("article.assistant").get_by_role("button", name="Earlier version").click()
     expect(answer).to_have_text("One.")
     page.reload()
@@ -284,8 +285,14 @@ def test_thinking_is_folded(page: Any) -> None:
         piece(reasoning_content="Hm, "), piece(reasoning_content="so."), piece(content="Yes."), *ended("stop")
     )
     tagged = whole("<think>\nOr so.\n</think>\n\nNo.")
-    answer_with(page, asked, tagged)
+    sent = answer_with(page, asked, tagged)
+    template = json.dumps({"chat_template": "{% if enable_thinking %}"})
+    page.route("**/props?model=demo", lambda route: route.fulfill(body=template))
     page.goto("/")
+    expect(page.locator("#model")).to_have_text("demo")
+    page.click("#settings")
+    page.get_by_label("Thinking before the answer").select_option("Off")
+    page.get_by_role("button", name="Done").click()
     ask(page)
     ask_again = page.get_by_role("button", name="Regenerate")
     thinking, text = page.locator(".thinking"), page.locator("article.assistant .text")
@@ -297,6 +304,26 @@ def test_thinking_is_folded(page: Any) -> None:
     ask_again.click()
     expect(text).to_have_text("No.")
     expect(page.locator(".thinking div")).to_have_text("Or so.")
+    assert [each["chat_template_kwargs"] for each in sent] == [{"enable_thinking": False}] * 2
+
+
+def test_a_key_is_asked_for(page: Any, limit: Any) -> None:
+    limit(api_key="k")
+    answered: list[int] = []
+    page.on(
+        "response", lambda response: answered.append(response.status) if "/chat/" in response.url else None
+    )
+    page.goto("/")
+    expect(page.locator("#notice")).to_contain_text("The server asks for an API key.")
+    ask(page)
+    expect(page.locator(".end.wrong")).to_contain_text("there is no API key")
+    page.locator("#notice").get_by_role("button", name="Settings").click()
+    page.get_by_label("API key").fill("k")
+    page.get_by_role("button", name="Done").click()
+    expect(page.locator("#notice")).to_be_hidden()
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("article.assistant .figures")).to_contain_text("tokens")
+    assert answered == [401, 200]
 
 
 def test_loading_is_shown_with_progress(page: Any) -> None:

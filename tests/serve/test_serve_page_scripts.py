@@ -254,12 +254,15 @@ def test_an_answer_is_put_together() -> None:
     answer.take({choices: [{delta: {}, finish_reason: "length"}]}, 3500);
     answer.take({choices: [], usage: {prompt_tokens: 70, completion_tokens: 11, total_tokens: 81,
       prompt_tokens_details: {cached_tokens: 64}}}, 3500);
+    const figures = [answer.figures()];
+    answer.take({choices: [], timings: {predicted_per_second: 9.5}}, 3500);
+    figures.push(answer.figures());
     const failed = new Answer();
     let error = null;
     try { failed.take({error: {message: "no room", code: "no_room"}}, 0); } catch (raised) { error = raised; }
     """
     made = in_node(
-        "{parts: answer.parts, seconds: answer.thoughtSeconds(9999), figures: answer.figures(), "
+        "{parts: answer.parts, seconds: answer.thoughtSeconds(9999), figures, "
         "at: answer.progress, "
         "ends: [answer.end(4096), answer.end(81), answer.end(), failed.end()], "
         "error: [error.message, error.isPassing, error.isLost], "
@@ -269,7 +272,7 @@ def test_an_answer_is_put_together() -> None:
     assert made == {
         "parts": {"reasoning": "Hm.", "content": "Yes."},
         "seconds": 2,
-        "figures": "11 tokens, 4.0 tokens/s; prompt 70, of these 64 cached",
+        "figures": [f"11 tokens, {rate} tokens/s; prompt 70, of these 64 cached" for rate in ("4.0", "9.5")],
         "at": {"processed": 4, "total": 8},
         "ends": ["length", "context", "length", "lost"],
         "error": ["no room", True, False],

@@ -84,7 +84,7 @@ export class Answer {
     this.raw = "";
     this.sent = "";
     this.reason = "";
-    this.usage = null;
+    this.usage = this.timings = null;
     this.progress = null;
     this.isDone = this.isWhole = false;
     this.times = {first: 0, last: 0, thinking: 0, thought: 0};
@@ -98,6 +98,7 @@ export class Answer {
     if (event.error) throw new AnswerError(event.error.message ?? String(event.error), event.error.code ?? "");
     if (event.done) this.isDone = true;
     if (event.usage) this.usage = event.usage;
+    if (event.timings) this.timings = event.timings;
     if (event.prompt_progress) this.progress = event.prompt_progress;
     const choice = event.choices?.[0], delta = choice?.delta ?? {};
     if (choice?.finish_reason) this.reason = choice.finish_reason;
@@ -125,11 +126,15 @@ export class Answer {
     if (this.reason !== "length") return "stop";
     return context && this.usage?.total_tokens >= context ? "context" : "length";
   }
+  /* Tokens per second after the first one: as the server counts them, else as they came here. */
+  get rate() {
+    const ms = this.times.last - this.times.first;
+    return this.timings?.predicted_per_second || (ms > 0 ? (this.usage.completion_tokens - 1) / ms * 1000 : 0);
+  }
   figures() {
     if (!this.usage) return "";
     const {completion_tokens: made, prompt_tokens: prompt, prompt_tokens_details: details} = this.usage;
-    const ms = this.times.last - this.times.first;
-    const rate = made > 1 && ms > 0 ? `, ${((made - 1) / ms * 1000).toFixed(1)} tokens/s` : "";
+    const rate = made > 1 && this.rate > 0 ? `, ${this.rate.toFixed(1)} tokens/s` : "";
     return `${made} ${made === 1 ? "token" : "tokens"}${rate}; prompt ${prompt}, of these ${details?.cached_tokens ?? 0} cached`;
   }
 }

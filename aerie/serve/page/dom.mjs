@@ -48,11 +48,11 @@ export async function copy(text) {
   if (!isDone) throw new Error("this browser allows no copy here");
 }
 
-/* Shows `Copied` in the button for a moment. */
+/* Shows `Copied` in the button for a moment, and has it read out. */
 export function copyButton(text, label) {
   const made = button("Copy", async () => {
     const done = await copy(text()).then(() => "Copied", () => "Copying failed");
-    made.textContent = done;
+    made.textContent = byId("status").textContent = done;
     setTimeout(() => { made.textContent = "Copy"; }, 1500);
   }, label);
   return made;

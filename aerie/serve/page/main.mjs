@@ -19,6 +19,7 @@ const list = new MessageList(byId("log"), {edit, regenerate, proceed, show});
 let now = store.newestFirst()[0] ?? newConversation();
 let noticeTimer = 0;
 
+const isTouch = () => matchMedia("(pointer: coarse)").matches;
 const say = text => { byId("status").textContent = text; };
 
 /* A line above the message box, with what can be done about it. */
@@ -64,7 +65,12 @@ function select(conversation) {
   openList(false);
   draw();
   list.toEnd();
-  byId("text").focus();
+  focusText();
+}
+
+/* A phone would show its keyboard, which nobody asked for. */
+function focusText() {
+  if (!isTouch()) byId("text").focus();
 }
 
 function remove(conversation) {
@@ -78,6 +84,7 @@ function remove(conversation) {
     select(conversation);
   });
   if (conversation.messages.length) notify(`Deleted: ${conversation.title}`, {action: undo, ms: UNDO_MS});
+  (conversation.messages.length ? undo : byId("new")).focus();
 }
 
 /* Has the model answer after the message `parent`; `begun` is the text that it goes on from. */
@@ -94,6 +101,7 @@ async function answer(conversation, parent, begun = {}) {
   server.watch(true);
   draw();
   list.toEnd();
+  focusText();
   say("The model answers.");
   await run.finish();
   runs.delete(conversation);
@@ -119,10 +127,12 @@ function proceed({parent, content, reasoning, thought}) {
   answer(now, parent, {content, reasoning, thought});
 }
 
-function show(message) {
+/* label: of the arrow that was pressed, which keeps the focus. */
+function show(message, label) {
   choose(now, message);
   store.save(now);
   draw();
+  list.focusArrow(message, label);
 }
 
 /* What the server is doing, and which models it has. */
@@ -165,8 +175,7 @@ function send(event) {
 }
 
 function onKey(event) {
-  const isTouch = matchMedia("(pointer: coarse)").matches;
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !isTouch) {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !isTouch()) {
     event.preventDefault();
     byId("ask").requestSubmit();
   }
@@ -202,9 +211,13 @@ addEventListener("storage", ({key, newValue}) => {
   if (!store.all.has(now.id) && newValue === null && key.endsWith(now.id)) now = store.newestFirst()[0] ?? newConversation();
   draw();
 });
-addSettings(settings, () => now, () => { if (now.messages.length) store.save(now); showModels(); });
+addSettings(settings, () => now, () => {
+  if (now.messages.length) store.save(now);
+  byId("notice").hidden = true;
+  showModels();
+});
 addFiles(store, () => now, {notify, onImport: imported => { now = imported; draw(); }});
 draw();
 list.toEnd();
 server.check();
-byId("text").focus();
+focusText();

@@ -8,7 +8,7 @@ import {button, copyButton, make, MarkdownView} from "./dom.mjs";
 const NEAR_PX = 80;
 const HEARD = new Set(["stop"]);
 
-/* log: the element. actions: {edit(message, text), regenerate(message), proceed(message), show(message)}. */
+/* log: the element. actions: {edit(message, text), regenerate(message), proceed(message), show(message, label)}. */
 export class MessageList {
   constructor(log, actions) {
     this.log = log;
@@ -41,6 +41,12 @@ export class MessageList {
     this.views.get(message.id)?.grow(message, run);
     if (wasNear) this.toEnd();
   }
+  /* Puts the focus on an arrow of a message, or on the other one where it is the last. */
+  focusArrow(message, label) {
+    const element = this.views.get(message.id)?.element;
+    const arrow = element?.querySelector(`.versions [aria-label="${label}"]:enabled`) ?? element?.querySelector(".versions :enabled");
+    arrow?.focus();
+  }
   get isAtEnd() {
     return this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR_PX;
   }
@@ -53,8 +59,8 @@ export class MessageList {
 function versionArrows(message, all, show, isBusy) {
   if (all.length < 2) return [];
   const at = all.indexOf(message);
-  const back = button("‹", () => show(all[at - 1]), "Earlier version");
-  const on = button("›", () => show(all[at + 1]), "Later version");
+  const arrow = (text, label, other) => button(text, () => show(other, label), label);
+  const back = arrow("‹", "Earlier version", all[at - 1]), on = arrow("›", "Later version", all[at + 1]);
   back.disabled = isBusy || at === 0;
   on.disabled = isBusy || at === all.length - 1;
   const count = make("span", {textContent: `${at + 1}/${all.length}`});
