@@ -427,6 +427,24 @@ def test_no_turn_of_any_tab_is_lost() -> None:
     assert [each["lost"] for each in played] == [[]] * 30
 
 
+def test_a_write_keeps_what_is_stored() -> None:
+    """Also where the event of another tab's write has not come yet."""
+    before = """
+    const kept = Object.create({
+      getItem(name) { return this[name] ?? null; }, setItem(name, text) { this[name] = text; },
+    });
+    const one = new ConversationStore(kept), talk = conversations.newConversation();
+    conversations.append(talk, null, {role: "user", content: "Hi"});
+    one.save(talk);
+    const two = new ConversationStore(kept), same = two.all.get(talk.id);
+    conversations.append(talk, talk.leaf, {role: "assistant", content: "From one", end: "stop"});
+    conversations.append(same, same.leaf, {role: "assistant", content: "From two", end: "stop"});
+    one.save(talk);
+    two.save(same);
+    """
+    assert in_node("same.messages.map(each => each.content).sort()", before) == ["From one", "From two", "Hi"]
+
+
 def test_a_full_storage_is_told_and_keeps_what_it_has() -> None:
     before = """
     const kept = Object.create({
