@@ -16,7 +16,7 @@ const TASK = /^\[([ xX])\] /;
 const BLANK = /^[ \t]*$/;
 
 /* The blocks of a text: [{node, start}], start being the offset of the block's first character. */
-export function parseBlocks(text) {
+export function parseBlocks(text, memory = new Memory()) {
   const lines = text.split("\n");
   const starts = [];
   let offset = 0;
@@ -24,7 +24,20 @@ export function parseBlocks(text) {
     starts.push(offset);
     offset += line.length + 1;
   }
-  return new Reader(lines, 0).blocks().map(({node, line}) => ({node, start: starts[line]}));
+  return new Reader(lines, 0, memory).blocks().map(({node, line}) => ({node, start: starts[line]}));
+}
+
+/* What was read last time, by its source: items and rows of a long list or table that grows are the same objects again. */
+class Memory {
+  constructor(older = new Map()) {
+    this.older = older;
+    this.known = new Map();
+  }
+  recall(source, read) {
+    const node = this.older.get(source) ?? this.known.get(source) ?? read();
+    this.known.set(source, node);
+    return node;
+  }
 }
 
 /* A text that grows at its end. The last two blocks are read again each time; those before them stay: a text that
@@ -35,13 +48,15 @@ export class GrowingText {
     this.settled = 0;
     this.nodes = [];
     this.settledNodes = 0;
+    this.memory = new Memory();
   }
   /* Takes the whole text. Returns {nodes, from}: nodes before `from` are as they were. */
   update(text) {
     if (!text.startsWith(this.text)) Object.assign(this, new GrowingText());
     this.text = text;
     const from = this.settledNodes, base = this.settled;
-    const blocks = parseBlocks(text.slice(base));
+    this.memory = new Memory(this.memory.known);
+    const blocks = parseBlocks(text.slice(base), this.memory);
     this.nodes.length = from;
     this.nodes.push(...blocks.map(({node}) => node));
     const open = blocks.at(-2);
@@ -54,9 +69,10 @@ export class GrowingText {
 }
 
 class Reader {
-  constructor(lines, depth) {
+  constructor(lines, depth, memory) {
     this.lines = lines;
     this.depth = depth;
+    this.memory = memory;
     this.at = 0;
   }
   blocks() {
@@ -121,7 +137,7 @@ class Reader {
     return {tag: "blockquote", children: this.nested(inside)};
   }
   nested(lines) {
-    return new Reader(lines, this.depth + 1).blocks().map(({node}) => node);
+    return new Reader(lines, this.depth + 1, this.memory).blocks().map(({node}) => node);
   }
   list(first) {
     const kind = first[2].at(-1), isOrdered = first[2].length > 1, items = [];
@@ -135,7 +151,7 @@ class Reader {
       isLoose ||= lines.some(line => BLANK.test(line)) && !lines.some(line => FENCE.test(line));
       isLoose ||= endsBlank && found?.[2].at(-1) === kind;
     }
-    const node = {tag: isOrdered ? "ol" : "ul", children: items.map(lines => this.itemNode(lines, isLoose))};
+    const node = {tag: isOrdered ? "ol" : "ul", children: items.map(lines => this.knownItem(lines, isLoose))};
     if (isOrdered) node.attributes = {start: String(parseInt(first[2]))};
     return node;
   }
@@ -153,6 +169,9 @@ class Reader {
     }
     return lines;
   }
+  knownItem(lines, isLoose) {
+    return this.memory.recall(`${this.depth} ${isLoose}\n${lines.join("\n")}`, () => this.itemNode(lines, isLoose));
+  }
   itemNode(lines, isLoose) {
     const task = TASK.exec(lines[0]);
     const blocks = this.nested(task ? [lines[0].slice(task[0].length), ...lines.slice(1)] : lines);
@@ -169,7 +188,10 @@ class Reader {
     for (this.at += 2; this.at < this.lines.length; this.at++) {
       const each = this.lines[this.at];
       if (BLANK.test(each) || startsBlock(each)) break;
-      rows.push(row("td", head.map((_, i) => cells(each)[i] ?? ""), aligns));
+      rows.push(this.memory.recall(`${rule}\n${each}`, () => {
+        const texts = cells(each);
+        return row("td", head.map((_, i) => texts[i] ?? ""), aligns);
+      }));
     }
     const sections = [{tag: "thead", children: [row("th", head, aligns)]}, {tag: "tbody", children: rows}];
     return {tag: "table", children: rows.length ? sections : sections.slice(0, 1)};

@@ -76,6 +76,7 @@ function patch(parent, nodes, from = 0) {
   for (let i = from; i < nodes.length; i++) {
     const old = parent.childNodes[i];
     if (!old) parent.append(created(nodes[i]));
+    else if (drawn.get(old) === nodes[i]) continue;
     else if (isKind(old, nodes[i])) fill(old, nodes[i]);
     else old.replaceWith(created(nodes[i]));
   }
@@ -83,18 +84,18 @@ function patch(parent, nodes, from = 0) {
 }
 
 function kindOf(node) {
-  return typeof node === "string" ? "text" : node.tag;
+  return typeof node === "string" ? "text" : node?.tag;
 }
 
-const kinds = new WeakMap();
+/* Which node of a tree an element or text shows: the very same one need not be drawn again. */
+const drawn = new WeakMap();
 
 function isKind(old, node) {
-  return kinds.get(old) === kindOf(node);
+  return kindOf(drawn.get(old)) === kindOf(node);
 }
 
 function created(node) {
   const made = shell(node);
-  kinds.set(made, kindOf(node));
   fill(made, node);
   return made;
 }
@@ -118,6 +119,7 @@ function codeBlock() {
 }
 
 function fill(element, node) {
+  drawn.set(element, node);
   if (typeof node === "string") setText(element, node);
   else if (node.tag === "code-block") {
     const code = element.querySelector("code");
