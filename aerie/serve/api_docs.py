@@ -19,6 +19,7 @@ from aerie.serve.errors import ApiError
 
 ADDRESSES: Final[Mapping[str, str]] = {
     "/": "The chat page.",
+    "/page/{name}": "Its scripts and its style.",
     "/docs": "A page with all addresses and fields, which fetches nothing from elsewhere.",
     "/openapi.json": "The same for programs, in the form of OpenAPI.",
     "/npu": "The page of the virtual NPU.",
