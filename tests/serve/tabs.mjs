@@ -1,5 +1,5 @@
 export function simulation(conversations, ConversationStore) {
-  /* For test_serve_page_scripts.py: tabs with a storage each, as browsers have them: a write is seen by the others later, in the order of arrival. */
+  /* For test_serve_page_conversations.py: tabs with a storage each, as browsers have them: a write is seen by the others later, in the order of arrival. */
   class Disk {
     constructor() { this.tabs = []; this.arriving = []; }
     open() {
