@@ -37,6 +37,7 @@ from aerie.serve.model_middleware import LoadedService, ModelMiddleware, NamedSe
 from aerie.serve.models import ModelManager
 from aerie.serve.ollama import add_ollama_routes
 from aerie.serve.openai_format import ChatWriter, CompletionWriter, EchoedPrompt
+from aerie.serve.pages import add_pages
 from aerie.serve.preprocess import check_ids, encode_chat, max_countable_tokens, output_requests
 from aerie.serve.prompt_scoring import encode_prompts, pool_prompts, score_prompts
 from aerie.serve.request_body import BodyMiddleware, ParsedBodyRoute
@@ -84,6 +85,7 @@ def _app_with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     app = FastAPI(title="Aerie", lifespan=lifespan, strict_content_type=False, **NO_FASTAPI_PAGES)  # type: ignore[arg-type]
     app.router.route_class = ParsedBodyRoute
     _add_errors(app)
+    add_pages(app)
     add_info_routes(app)
     add_docs_routes(app)
     _add_texts(app)

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aerie.serve.errors import ApiError, error_response, internal_error, is_ollama
 from aerie.serve.metrics import Metrics, RequestLog
 from aerie.serve.origins import PAGE_PATHS, check_origin
+from aerie.serve.pages import STATIC_PREFIX
 from aerie.serve.request_body import check_values, replay_body
 from aerie.serve.request_outputs import CLIENT_CLOSED_REQUEST
 from aerie.serve.service import ServerLimits
@@ -24,7 +25,7 @@ LOG = logging.getLogger("aerie.serve")
 PUBLIC_PATHS = (*PAGE_PATHS, "/openapi.json", "/health")
 """Paths that need no API key: pages without data, and the health check."""
 UNLOGGED_PATHS = ("/health", "/metrics")
-"""Paths that monitoring polls. They are logged at debug level only."""
+"""Paths that monitoring polls. They are logged at debug level only, as are the files of the chat page."""
 ALIASES = {
     "/models": "/v1/models",
     "/v1/health": "/health",
@@ -90,7 +91,7 @@ class Guard:
         finally:
             request_log.status = request_log.status or CLIENT_CLOSED_REQUEST
             self._service.metrics.count(request_log, self._metrics_path(request_log.path))
-            LOG.log(logging.DEBUG if request_log.path in UNLOGGED_PATHS else logging.INFO, "%s", request_log)
+            LOG.log(_log_level(request_log.path), "%s", request_log)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -114,7 +115,8 @@ class Guard:
         if size > limit:
             raise ApiError(431, f"the headers have {size} bytes, and {limit} is the limit; send fewer")
         check_origin(self._service.limits, method, path, headers)
-        if self._service.limits.api_key is not None and path not in PUBLIC_PATHS:
+        is_public = path in PUBLIC_PATHS or path.startswith(STATIC_PREFIX)
+        if self._service.limits.api_key is not None and not is_public:
             self._check_key(headers)
         _check_content_type(method, path, headers)
 
@@ -149,6 +151,11 @@ class Guard:
         except TimeoutError:
             limit_s = self._service.limits.body_s
             raise ApiError(408, f"the body was not there after {limit_s:g} s; send it again") from None
+
+
+def _log_level(path: str) -> int:
+    is_unlogged = path in UNLOGGED_PATHS or path.startswith(STATIC_PREFIX)
+    return logging.DEBUG if is_unlogged else logging.INFO
 
 
 def _normalized(scope: Scope) -> Scope:

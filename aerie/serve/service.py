@@ -23,6 +23,7 @@ from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import return_freed_memory
 from aerie.serve.common_fields import StructuredOutput
 from aerie.serve.errors import ApiError, from_engine_error
+from aerie.serve.load_progress import Progress, WatchedReporter
 from aerie.serve.metrics import Metrics, RequestLog
 from aerie.serve.npu_view import ProgramViews
 from aerie.serve.output_processor import OutputRequest
@@ -85,12 +86,13 @@ class ServerLimits:
 
 class ServedModel(NamedTuple):
     """A model and its name. open: opens it, which may take long. memory_bytes: estimates its memory. Both
-    raise AerieError. aliases: other names."""
+    raise AerieError. aliases: other names. reporter: what `open` reports to, if its progress is shown."""
 
     name: str
     open: Callable[[], OpenedModel]
     memory_bytes: Callable[[], int] = int
     aliases: Sequence[str] = ()
+    reporter: WatchedReporter | None = None
 
 
 class ModelState(enum.Enum):
@@ -172,6 +174,12 @@ class ModelService:
     def opened(self) -> OpenedModel | None:
         """The model if it is loaded, else None."""
         return self._worker.opened if self._worker and self.state is ModelState.LOADED else None
+
+    @property
+    def progress(self) -> Progress | None:
+        """What it compiles or loads now, at its start or for a request; None if nothing."""
+        reporter = self.served_model.reporter
+        return reporter.progress if reporter else None
 
     @property
     def running(self) -> int:
