@@ -25,7 +25,7 @@ KEY = "sk-this-is-the-secret-key"
 LOCAL = ("localhost", "localhost:8080", "127.0.0.1", "127.0.0.1:3000", "[::1]", "[::1]:3000")
 ORIGINS = ("localhost", "web.mydomain.fr", "origin", *(f"http://{name}" for name in LOCAL))
 NAMES = ("codellama70b", "davinci-002", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "test")
-MODEL = ("--name", "tinyllama-2", *_flags("--alias", *NAMES))
+MODEL = ("--model", "smollm2", "--name", "tinyllama-2", "--variants", "8,32x512", *_flags("--alias", *NAMES))
 TEXTS = ("basic", "chat_completion", "completion", "tokenize", "compat_oai_responses", "compat_anthropic")
 LLAMA_CPP = (
     Run([f"unit/test_{name}.py" for name in TEXTS], MODEL),
