@@ -1,4 +1,4 @@
-"""The package `openai`: chats, streams, tools, structured output, embeddings, responses, errors, cancelling."""
+"""The package `openai`: chats, streams, tools, structured output, embeddings, responses, errors."""
 
 from __future__ import annotations
 

@@ -31,6 +31,10 @@ def post(serving: Serving, path: str, body: dict[str, Any], **headers: str) -> h
     return done
 
 
+OPTIONS = {"temperature": 0, "num_predict": 30, "num_ctx": 8192, "stop": ["<|end|>"]}
+"""Of Continue's requests."""
+
+
 class TestOpenWebUI:
     """Its two kinds of connection."""
 
@@ -87,8 +91,6 @@ class TestOpenWebUI:
 class TestContinue:
     """Its provider ollama."""
 
-    OPTIONS = {"temperature": 0, "num_predict": 30, "num_ctx": 8192, "stop": ["<|end|>"]}
-
     def test_what_it_asks_first(self, serving: Serving) -> None:
         """It reads each line of `parameters` as a name and a value, and .Suffix in the template."""
         shown = post(serving, "/api/show", {"name": "demo"}).json()
@@ -100,7 +102,7 @@ class TestContinue:
         body = {
             "model": "demo",
             "messages": USER,
-            "options": self.OPTIONS,
+            "options": OPTIONS,
             "keep_alive": 1800,
             "stream": True,
         }
@@ -108,7 +110,7 @@ class TestContinue:
         assert "".join(part["message"]["content"] for part in parts) == PARIS
 
     def test_a_chat_with_tools_is_not_streamed(self, serving: Serving) -> None:
-        body = {"model": "demo", "messages": USER, "tools": [TOOL], "stream": False, "options": self.OPTIONS}
+        body = {"model": "demo", "messages": USER, "tools": [TOOL], "stream": False, "options": OPTIONS}
         assert (
             post(serving, "/api/chat", body | {"keep_alive": 1800}).json()["message"]["role"] == "assistant"
         )
@@ -118,7 +120,7 @@ class TestContinue:
             "model": "demo",
             "prompt": "def add(",
             "raw": True,
-            "options": self.OPTIONS,
+            "options": OPTIONS,
             "keep_alive": 1800,
         }
         parts = [json.loads(line) for line in post(serving, "/api/generate", body).text.splitlines()]

@@ -25,7 +25,7 @@ KEY = "sk-this-is-the-secret-key"
 LOCAL = ("localhost", "localhost:8080", "127.0.0.1", "127.0.0.1:3000", "[::1]", "[::1]:3000")
 ORIGINS = [f"http://{name}" for name in LOCAL]
 NAMES = ("codellama70b", "davinci-002", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "test")
-MODEL = ("--model", "smollm2", "--name", "tinyllama-2", *_flags("--alias", *NAMES))
+MODEL = ("--model", "smollm2", "--name", "tinyllama-2", "--variants", "8,32x512", *_flags("--alias", *NAMES))
 TEXTS = ("basic", "chat_completion", "completion", "tokenize", "compat_oai_responses", "compat_anthropic")
 LLAMA_CPP = (
     Run([f"unit/test_{name}.py" for name in TEXTS], MODEL),
@@ -33,7 +33,7 @@ LLAMA_CPP = (
 )
 SECOND, THIRD = "Tiny-Test-Model-GGUF", "Qwen3-0.6B-GGUF"
 """What Lemonade's tests of several models call those that they have beside the first."""
-LEMONADE_MODEL, LEMONADE_MEMORY = "smollm2", "1500M"
+LEMONADE_MODEL, LEMONADE_MEMORY = "smollm2", "1430M"
 """The first model, and the room for it and one of the others."""
 LEMONADE = (
     Run(
@@ -48,7 +48,9 @@ LEMONADE = (
     ),
 )
 
-CONTEXT = "wants a context of 256 or 512 positions, which llama-server is given at its start; the model has 8192"
+CONTEXT = (
+    "wants a context of 256 or 512 positions, which llama-server is given at its start; the model has 8192"
+)
 VAGUE = "wants ten tokens to be likely where this model finds nine"
 BOS = "wants the BOS of its own tokenizer"
 FLAG = "of a start-up flag of llama-server: "
@@ -82,8 +84,9 @@ LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
     "test_tokenize.py": {"test_tokenize_with_bos": BOS},
     "test_security.py": {
         "test_access_static_assets": "of the files of its own page",
-        "test_cors_options": f"{CORS}origins are those of browsers, headers are named, nothing is asked with "
-        "cookies",
+        "test_cors_options[localhost-": f"{CORS}an origin has a scheme",
+        "test_cors_options[web.mydomain.fr-Access-Control-Allow-": f"{CORS}an origin has a scheme",
+        "test_cors_options[origin-Access-Control-Allow-Credentials": f"{CORS}nothing is asked with cookies",
         "test_cors_origins_localhost_rejects": f"{CORS}that of another site has status 400",
         "test_cors_origins_defaults": f"{FLAG}tools that the server runs",
         "test_cors_proxy": f"{FLAG}a proxy of its page",
@@ -114,10 +117,18 @@ SUPPORTS: Mapping[str, bool] = {
     "reranking": False,
 }
 """Our row in Lemonade's table of what servers can: all of text. reranking wants a model made for it."""
+ENDS = "wants several words drawn after a prompt without a chat template; this model often ends there"
+ASKED = "wants a tool called that is not required, as its prompt says; a model of 135M parameters does not"
 LEMONADE_SKIPS: Mapping[str, Mapping[str, str]] = {
     "server_llm.py": {
         "test_008_responses_api_streaming": "wants response.completed where an answer is cut off; ours is "
         "response.incomplete, as OpenAI's",
+        "test_004_completions": ENDS,
+        "test_006_completions": ENDS,
+        "test_012_chat_completions_with_tool_calls": ASKED,
+        "test_013_chat_completions_with_tool_calls": ASKED,
+        "test_014_generation_parameters": "wants the same answer twice, drawn without a seed; here each draw has a "
+        "seed of its own, as in OpenAI's API",
         "test_015b_embeddings_missing_model": "wants a model named; here the one that there is answers",
     }
 }
