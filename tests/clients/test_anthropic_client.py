@@ -13,6 +13,8 @@ from tests.clients.conftest import CITY, FRANCE, PARIS, PIXEL, TOO_LONG
 from tests.serve.conftest import Serving
 
 anthropic = pytest.importorskip("anthropic", reason="the extra clients is not installed: no anthropic")
+
+pytestmark = pytest.mark.slow
 USER = [{"role": "user", "content": FRANCE}]
 ASK: dict[str, Any] = {"model": "demo", "max_tokens": 150, "extra_body": {"temperature": 0}}
 TOOL = {"name": "weather", "input_schema": CITY}

@@ -17,6 +17,8 @@ messages = pytest.importorskip("langchain_core.messages", reason=WHY)
 openai = pytest.importorskip("langchain_openai", reason=WHY)
 anthropic = pytest.importorskip("langchain_anthropic", reason=WHY)
 ollama = pytest.importorskip("langchain_ollama", reason=WHY)
+
+pytestmark = pytest.mark.slow
 APIS = ["openai", "responses", "anthropic", "ollama"]
 
 

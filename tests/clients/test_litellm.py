@@ -12,6 +12,8 @@ from tests.clients.conftest import CITY, FRANCE, PARIS, PIXEL, TOO_LONG
 from tests.serve.conftest import Serving
 
 litellm = pytest.importorskip("litellm", reason="the extra clients is not installed: no LiteLLM")
+
+pytestmark = pytest.mark.slow
 USER = [{"role": "user", "content": FRANCE}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
 PROVIDERS = {

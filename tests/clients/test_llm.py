@@ -15,6 +15,8 @@ from tests.serve.conftest import Serving
 WHY = "the extra clients is not installed: no llm"
 cli = pytest.importorskip("llm.cli", reason=WHY).cli
 testing = pytest.importorskip("click.testing", reason=WHY)
+
+pytestmark = pytest.mark.slow
 Run = Callable[..., str]
 
 

@@ -13,6 +13,8 @@ from tests.clients.conftest import CITY, FRANCE, PARIS, PIXEL, TOO_LONG
 from tests.serve.conftest import Serving
 
 ollama = pytest.importorskip("ollama", reason="the extra clients is not installed: no ollama")
+
+pytestmark = pytest.mark.slow
 USER = [{"role": "user", "content": FRANCE}]
 GREEDY = {"temperature": 0}
 

@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from tests.clients.conftest import CITY, FRANCE, PARIS, PIXEL, TOO_LONG
 from tests.serve.conftest import Serving
 
+pytestmark = pytest.mark.slow
+
 USER: Any = [{"role": "user", "content": FRANCE}]
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
 

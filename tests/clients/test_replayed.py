@@ -15,6 +15,8 @@ import pytest
 from tests.clients.conftest import CITY, FRANCE, PARIS
 from tests.serve.conftest import Serving
 
+pytestmark = pytest.mark.slow
+
 USER = [{"role": "user", "content": FRANCE}]
 WEB_UI = {
     "Authorization": "Bearer none",

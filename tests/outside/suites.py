@@ -127,8 +127,8 @@ LEMONADE_SKIPS: Mapping[str, Mapping[str, str]] = {
         "test_006_completions": ENDS,
         "test_012_chat_completions_with_tool_calls": ASKED,
         "test_013_chat_completions_with_tool_calls": ASKED,
-        "test_014_generation_parameters": "wants the same answer twice, drawn without a seed; here each draw has a "
-        "seed of its own, as in OpenAI's API",
+        "test_014_generation_parameters": "wants the same answer twice, drawn without a seed; here each "
+        "draw has a seed of its own, as in OpenAI's API",
         "test_015b_embeddings_missing_model": "wants a model named; here the one that there is answers",
     }
 }
