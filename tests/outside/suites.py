@@ -52,6 +52,11 @@ CONTEXT = (
     "wants a context of 256 or 512 positions, which llama-server is given at its start; the model has 8192"
 )
 VAGUE = "wants ten tokens to be likely where this model finds nine"
+JOKE = (
+    "Write a joke about AI from a very long prompt which will not be truncated-64-"
+    "(princesses|everyone|kids|Anna|forest)+-46-64"
+)
+FEW = "wants 64 tokens where this model ends after 2"
 BOS = "wants the BOS of its own tokenizer"
 FLAG = "of a start-up flag of llama-server: "
 MEDIA = "of images, with a status or a file of its own; here they are refused with 400"
@@ -69,6 +74,7 @@ LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
         "test_server_model_aliases_and_tags": f"{FLAG}tags",
     },
     "test_chat_completion.py": {
+        "test_chat_completion_stream": f"{FLAG}another name",
         "test_chat_template": TEMPLATE,
         "test_apply_chat_template": TEMPLATE,
         "test_invalid_chat_completion_req[messages7]": "wants two answers in a row refused; here they go",
@@ -77,6 +83,9 @@ LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
         "test_verbose_debug": "of a field that tells the prompt; /apply-template does here",
     },
     "test_completion.py": {
+        f"test_completion[{JOKE}-False-True": FEW,
+        f"test_completion_stream[{JOKE}": FEW,
+        "test_completion_stream[I believe": "wants all settings of its own samplers repeated",
         "test_nocache_long_input_prompt": CONTEXT,
         "test_completion_response_fields[I believe the meaning of life is-32": BOS,
         "test_n_probs_post_sampling": VAGUE,
@@ -90,8 +99,7 @@ LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
         "test_cors_origins_localhost_rejects": f"{CORS}that of another site has status 400",
         "test_cors_origins_defaults": f"{FLAG}tools that the server runs",
         "test_cors_proxy": f"{FLAG}a proxy of its page",
-        "test_local_media_file[../../../tools-file://mtmd/test-1.jpeg-True": MEDIA,
-        "test_local_media_file[../../../tools-file:////": MEDIA,
+        "test_local_media_file": MEDIA,
     },
     "test_compat_oai_responses.py": {
         "test_responses_stream_with_llama_telemetry": "wants response.completed where an answer is cut "
