@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from numbers import Integral
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -405,7 +406,9 @@ def parse_options(options: Mapping[str, Any], session: Session) -> ParsedOptions
     """Parse the options of a request. Raises UserError if an option is unknown or out of range."""
     option_names = GenerateOptions.__annotations__
     if unknown := next((name for name in options if name not in option_names), None):
-        raise UserError(f"there is no option {unknown!r}; there are {', '.join(option_names)}")
+        names = ["max_tokens", *option_names]  # the first is an argument of its own
+        close = "".join(f" (did you mean {name}?)" for name in get_close_matches(unknown, names, 1))
+        raise UserError(f"there is no option {unknown!r}{close}; there are {', '.join(names)}")
     for name in UNSUPPORTED_OPTIONS.keys() & options.keys():
         check_supported_option(name, options[name])
     decode_config = {name: options[name] for name in DecodeSettings.__annotations__ if name in options}

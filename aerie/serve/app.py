@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
+from aerie.engine.detokenizer import TokenText
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.anthropic import CountTokensRequest, MessagesRequest, MessagesWriter
 from aerie.serve.api_docs import add_docs_routes, add_rerank_refusal
@@ -144,11 +145,20 @@ def _tokenized(body: TokenizeRequest, most: int, positions: int, tokenizer: Toke
     tokens = json.dumps(ids)
     if body.with_pieces:  # one by one: encoding all at once would block the other threads
         entries = (
-            {"id": each, "piece": piece.text, "bytes": list(piece.data)}
+            {"id": each, "piece": _piece(piece), "bytes": list(piece.data)}
             for each, piece in zip(ids, tokenizer.pieces(ids), strict=True)
         )
         tokens = f"[{','.join(map(json.dumps, entries))}]"
     return f'{{"tokens":{tokens},"count":{len(ids)},"max_model_len":{positions}}}'.encode()
+
+
+def _piece(piece: TokenText) -> str | list[int]:
+    """A token's text in llama.cpp's format: bytes where they are only a part of a character."""
+    try:
+        piece.data.decode()
+    except UnicodeDecodeError:
+        return list(piece.data)
+    return piece.text
 
 
 def _encode_body(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]:

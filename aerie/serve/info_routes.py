@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI
@@ -138,7 +139,9 @@ def _add_models(app: FastAPI) -> None:
 
     @app.get("/v1/models")
     async def every(models: AllModels) -> Mapping[str, Any]:
-        return {"object": "list", "data": [_model(service) for service in models.all.values()]}
+        data = [_model(service) for service in models.all.values()]
+        anthropic = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        return {"object": "list", "data": data, **anthropic}
 
     @app.get("/v1/models/{name:path}")
     async def one(name: str, models: AllModels) -> Mapping[str, Any]:
@@ -187,6 +190,8 @@ def _add_lemonade(app: FastAPI) -> None:
 def _model(service: ModelService) -> dict[str, Any]:
     body = {"id": service.name, "object": "model", "created": service.began, "owned_by": "aerie"}
     body |= {"downloaded": True}  # Lemonade's word: it is here
+    created_at = datetime.fromtimestamp(service.began, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body |= {"type": "model", "display_name": service.name, "created_at": created_at}  # Anthropic's
     state: dict[str, Any] = {"value": service.state.value}
     if service.state is ModelState.FAILED:
         state |= {"failed": True, "reason": service.reason}

@@ -36,8 +36,11 @@ from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import DONE, EventTemplate, event
 from aerie.serve.output_processor import NO_TIMINGS, FinishInfo, OutputDelta, Timings, TokenLogprob
 from aerie.serve.request_outputs import CompletedOutput
+from aerie.version import VERSION
 
 FinishReasonName = Literal["stop", "length", "tool_calls"]
+SYSTEM_FINGERPRINT = f"build-{VERSION}"
+"""The configuration of the server: here its version. llama.cpp's clients expect a `b` first."""
 ZERO_LOGPROB = -9999.0
 """Stands for the logarithm of 0, which JSON cannot write; as in OpenAI's API."""
 
@@ -142,6 +145,7 @@ class ChatWriter(OpenAIWriter):
             "id": new_id("chatcmpl-"),
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         self._choices, self._with_usage, self._with_logprobs = choices, with_usage, with_logprobs
         self._started: set[int] = set()
@@ -257,7 +261,12 @@ class CompletionWriter(OpenAIWriter):
         scored_prompts: Sequence[Sequence[TokenLogprob]] = (),
     ) -> None:
         super().__init__()
-        self._header: dict[str, Any] = {"id": new_id("cmpl-"), "created": int(time.time()), "model": model}
+        self._header: dict[str, Any] = {
+            "id": new_id("cmpl-"),
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
         self._choices, self._with_usage, self._with_logprobs = choices, with_usage, with_logprobs
         self._echoes = {index: echoes[index // choices] for index in range(len(echoes) * choices)}
         self._prompt_logprobs = scored_prompts
