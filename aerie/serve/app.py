@@ -37,7 +37,13 @@ from aerie.serve.model_middleware import LoadedService, ModelMiddleware, NamedSe
 from aerie.serve.models import ModelManager
 from aerie.serve.ollama import add_ollama_routes
 from aerie.serve.openai_format import ChatWriter, CompletionWriter, EchoedPrompt
-from aerie.serve.preprocess import check_ids, encode_chat, max_countable_tokens, output_requests
+from aerie.serve.preprocess import (
+    chat_requests,
+    check_ids,
+    encode_chat,
+    max_countable_tokens,
+    output_requests,
+)
 from aerie.serve.prompt_scoring import encode_prompts, pool_prompts, score_prompts
 from aerie.serve.request_body import BodyMiddleware, ParsedBodyRoute
 from aerie.serve.request_guard import Guard, GuardedApp
@@ -171,22 +177,14 @@ def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, service: LoadedService) -> Response:
         opened = service.require_loaded()
-        ids, grammar, tool_calls = await service.encode_chat(opened, body)
+        encoded = await service.encode_chat(opened, body)
         expected = await _encode_prediction(service, body.prediction_text, opened.session.model.positions)
-        requests = output_requests(
-            opened,
-            body,
-            [ids],
-            body.max_new_tokens,
-            service.limits.time_limit_s,
-            grammar,
-            expected,
-            tool_calls,
-        )
-        prompt_logprobs = await score_prompts(service, request, [ids], body.prompt_logprobs)
+        limits = body.max_new_tokens, service.limits.time_limit_s
+        requests = chat_requests(opened, body, encoded, *limits, body.thinking_settings, expected)
+        prompt_logprobs = await score_prompts(service, request, [encoded.ids], body.prompt_logprobs)
         outputs = service.submit(requests, request.state.request_log)
         shared = service.name, body.choices, body.wants_usage, body.num_logprobs is not None
-        writer = ChatWriter(*shared, prompt_logprobs, body.timings_per_token)
+        writer = ChatWriter(*shared, prompt_logprobs, body.timings_per_token, body.shows_thinking)
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/completions")
@@ -237,16 +235,9 @@ def _add_other_apis(app: FastAPI) -> None:
         body: ResponsesRequest, request: Request, service: LoadedService, store: StoreDependency
     ) -> Response:
         opened, history = service.require_loaded(), store.history_before(body)
-        ids, grammar, tool_calls = await service.encode_chat(opened, body.with_history(history.items))
-        requests = output_requests(
-            opened,
-            body.sampling_fields,
-            [ids],
-            body.max_output_tokens,
-            service.limits.time_limit_s,
-            grammar,
-            tool_calls=tool_calls,
-        )
+        encoded = await service.encode_chat(opened, body.with_history(history.items))
+        limits = body.max_output_tokens, service.limits.time_limit_s
+        requests = chat_requests(opened, body.sampling_fields, encoded, *limits)
         outputs = service.submit(requests, request.state.request_log)
         writer = ResponsesWriter(service.name, body, partial(store.store_response, body, history))
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
@@ -262,18 +253,11 @@ def _add_other_apis(app: FastAPI) -> None:
     @app.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request, service: LoadedService) -> Response:
         opened = service.require_loaded()
-        ids, grammar, tool_calls = await service.encode_chat(opened, body)
-        requests = output_requests(
-            opened,
-            body.sampling_fields,
-            [ids],
-            body.max_tokens,
-            service.limits.time_limit_s,
-            grammar,
-            tool_calls=tool_calls,
-        )
+        encoded = await service.encode_chat(opened, body)
+        limits = body.max_tokens, service.limits.time_limit_s
+        requests = chat_requests(opened, body.sampling_fields, encoded, *limits, body.thinking_settings)
         outputs = service.submit(requests, request.state.request_log)
-        writer = MessagesWriter(service.name, len(ids))
+        writer = MessagesWriter(service.name, len(encoded.ids), body.shows_thinking)
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/messages/count_tokens")

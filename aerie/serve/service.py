@@ -31,7 +31,7 @@ from aerie.serve.preprocess import (
     EncodedChat,
     compile_output_constraints,
     compile_structured_output,
-    encode_chat,
+    encode_for_answer,
 )
 from aerie.serve.request_body import IS_LARGE
 from aerie.serve.request_outputs import RequestOutputs, max_concurrent
@@ -361,10 +361,10 @@ class ModelService:
         work = partial(compile_output_constraints, opened.session.grammar_compiler, body, opened.tokenizer)
         constraints = await self._run_in(self._grammar_threads, work, body.field_path)
         max_tokens = opened.session.model.positions
-        return EncodedChat(
-            await self.run_with_tokenizer(partial(encode_chat, body, max_tokens), body.field_path),
-            *constraints,
+        ids, thinking = await self.run_with_tokenizer(
+            partial(encode_for_answer, body, max_tokens), body.field_path
         )
+        return EncodedChat(ids, *constraints, thinking)
 
     async def grammar(self, opened: OpenedModel, output: StructuredOutput | None) -> Grammar | None:
         """Compile the grammar of an output; None without one. Raises ApiError if it is invalid."""
