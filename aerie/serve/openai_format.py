@@ -191,20 +191,24 @@ class ChatWriter(OpenAIWriter):
             self._started.add(delta.index)
             content = None if delta.tool_calls and not delta.text else ""
             yield event(self._chunk(delta.index, ChoiceDelta(role="assistant", content=content)))
-        if delta.thinking and self._with_thinking:
-            yield self._event_like(
-                (delta.index, "thinking"), partial(self._with_thinking_text, delta.index), delta.thinking
-            )
-        if delta.text and not (self._with_logprobs or self._timed or delta.tool_calls):
+        thinking = delta.thinking if self._with_thinking else ""
+        is_plain = not (self._with_logprobs or self._timed or delta.tool_calls)
+        if thinking and is_plain:
+            make = partial(self._with_thinking_text, delta.index)
+            yield self._event_like((delta.index, "thinking"), make, thinking)
+        if delta.text and is_plain:
             yield self._text_event(delta.index, delta.text)
-        elif delta.text or delta.logprobs:
+        elif not is_plain and (delta.text or thinking or delta.logprobs):
             logprobs = (
                 ChunkLogprobs(content=_logprob_entries(delta.logprobs), refusal=None)
                 if self._with_logprobs
                 else None
             )
             timing = delta.timings if self._timed else None
-            text_delta = ChoiceDelta(content=None if delta.tool_calls and not delta.text else delta.text)
+            has_no_text = not delta.text and (delta.tool_calls or thinking)
+            text_delta = ChoiceDelta(
+                content=None if has_no_text else delta.text, **_thinking_fields(thinking)
+            )
             yield event(self._chunk(delta.index, text_delta, None, logprobs, timing))
         for call in delta.tool_calls:
             yield event(self._chunk(delta.index, ChoiceDelta(tool_calls=[_tool_call_delta(call)])))

@@ -23,7 +23,7 @@ from aerie.engine.session import Session
 from aerie.engine.stop_strings import StopStrings
 from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from aerie.engine.strategies.strategy import Row
-from aerie.engine.thinking import ThinkingStart
+from aerie.engine.thinking import Phase, ThinkingStart
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, from_request_error
 
@@ -221,6 +221,8 @@ class OutputProcessor:
         self._splitter = ask.thinking.splitter() if ask.thinking and ask.splits_thinking else None
         self._thinking = ""
         """Thinking that is in no delta yet."""
+        self._held_logprobs = list[TokenLogprob]()
+        """Of tokens of which it is not known yet whether they open the thinking."""
         self._calls = ask.tool_calls.reader() if ask.tool_calls else None
         self._stops = StopStrings(ask.stop_strings)
         self._token_count = 0
@@ -231,7 +233,7 @@ class OutputProcessor:
 
     def next_delta(self) -> OutputDelta | None:
         """What is new since the last delta, or None; with `finish` when the output has finished."""
-        text, logprobs = "", list[TokenLogprob]()
+        text, logprobs, self._held_logprobs = "", self._held_logprobs, list[TokenLogprob]()
         while (
             self._output_request.max_tokens
             and self._token_count < len(self.request.token_ids)
@@ -242,6 +244,8 @@ class OutputProcessor:
             text += self._feed(token, logprobs)
         if self._stopped_by is None and not self.request.is_finished:
             progress = self._new_progress()
+            if self._splitter and self._splitter.phase is Phase.BEGINNING:
+                logprobs, self._held_logprobs = self._held_logprobs, logprobs
             if not (text or logprobs or progress or self._thinking):
                 return None
             delta = self._delta(text, logprobs, None, progress)
