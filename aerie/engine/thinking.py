@@ -97,11 +97,10 @@ class ThinkingStart:
 
 
 def thinking_start(
-    tags: ThinkingTags, prompt_end: str, continued: str | None, special: Mapping[str, int]
+    tags: ThinkingTags, prompt_end: str, continued: str | None, shown: frozenset[int]
 ) -> ThinkingStart:
     """How the answer to a prompt begins. prompt_end: the last characters of the prompt, special tokens
-    included. continued: the message that the answer continues, if any. special: the special tokens."""
-    shown = frozenset(special[tag] for tag in tags if tag in special)
+    included. continued: the message that the answer continues, if any. shown: as in ThinkingStart."""
     if continued is not None and continued.strip():
         is_open = continued.rfind(tags.start) > continued.rfind(tags.end)
         return ThinkingStart(tags, is_open, not is_open, shown)

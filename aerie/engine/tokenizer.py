@@ -84,6 +84,10 @@ class Tokenizer:
         """The tags around the model's thinking; None if it has none."""
         return find_tags(self._templates, self.added_tokens())
 
+    def template_names(self, variable: str) -> bool:
+        """Whether the chat template has this variable."""
+        return any(variable in template for template in self._templates)
+
     @property
     def _templates(self) -> Collection[str]:
         return self._template.templates.values() if self._template else ()
@@ -93,9 +97,14 @@ class Tokenizer:
         continued: the message that the answer continues."""
         if self.thinking_tags is None:
             return None
-        special = {text: number for number, text in self._detokenizer.special.items()}
         end = self._detokenizer.text_of(prompt_ids[-PROMPT_END:])
-        return thinking_start(self.thinking_tags, end, continued, special)
+        return thinking_start(self.thinking_tags, end, continued, self.thinking_shown)
+
+    @cached_property
+    def thinking_shown(self) -> frozenset[int]:
+        """The tags of thinking that are special tokens, which a text leaves out unless they are shown."""
+        tags = self.thinking_tags or ()
+        return frozenset(number for number, text in self._detokenizer.special.items() if text in tags)
 
     def thinking_tokens(self, start: ThinkingStart | None, token_ids: Sequence[int]) -> int:
         """How many tokens of an answer are thinking, tags included."""

@@ -8,8 +8,9 @@ import signal
 
 import pytest
 
+from aerie.cli.answer_printer import print_answer
 from aerie.cli.arguments import build_parser
-from aerie.cli.chat import COMMANDS, HELP, Chat, completions, stream
+from aerie.cli.chat import COMMANDS, HELP, Chat, completions
 from aerie.cli.chat_model import ChatModel
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.cli.word_wrap import WordWrapper
@@ -27,10 +28,15 @@ class FakeTokenizer:
     """One token per message, and one for where the answer starts."""
 
     has_chat_template = True
+    start = None
 
-    def encode_chat(self, messages):
+    def encode_chat(self, messages, arguments=None):
+        self.arguments = arguments
         self.messages = [(message["role"], message["content"]) for message in messages]
         return [1] * (len(messages) + 1)
+
+    def thinking_start(self, prompt_ids):
+        return self.start
 
 
 class FakeGeneration:
@@ -176,6 +182,7 @@ def test_settings_hold_from_the_next_answer_on(session):
         ("temperature -1", "temperature is -1.0; it must be 0 (greedy) or more"),
         ("top-k 2.5", "top-k is '2.5'; it must be a whole number of 0 or more"),
         ("n-tokens 0", "n-tokens is 0; it must be a whole number of 1 or more"),
+        ("think maybe", "think is 'maybe'; it must be on, off, none, which leaves it to the template"),
     ],
 )
 def test_a_setting_that_cannot_be(session, words, message):
@@ -183,7 +190,7 @@ def test_a_setting_that_cannot_be(session, words, message):
     _, notes = converse(session, f"/set {words}", "/set")
     assert notes[0].startswith(message)
     assert notes[1].splitlines()[0].split() == ["temperature", "0.0"]
-    assert notes[1].splitlines()[-1].split() == ["n-tokens", "9"]
+    assert notes[1].splitlines()[-2].split() == ["n-tokens", "9"]
 
 
 def test_system_is_a_setting_too(session):
@@ -264,7 +271,7 @@ def test_words_are_whole_on_a_terminal(monkeypatch):
     for size in (1, 3, 100):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         out, plain = Terminal(), io.StringIO()
-        assert stream(iter(pieces), out) == stream(iter(pieces), plain) == text
+        assert print_answer(pieces, out).text == print_answer(pieces, plain).text == text
         assert (out.getvalue(), plain.getvalue()) == (wrapped, text + "\n")
 
 
@@ -275,7 +282,7 @@ def test_what_is_held_back_is_written_when_an_answer_fails():
 
     out = Terminal()
     with pytest.raises(PromptError):
-        stream(pieces(), out)
+        print_answer(pieces(), out)
     assert out.getvalue() == "half a wo"
 
 
@@ -332,7 +339,7 @@ def test_system_message(session):
 def test_a_system_message_that_the_template_refuses(session):
     encode = session.tokenizer.encode_chat
 
-    def refuse(messages):
+    def refuse(messages, arguments=None):
         if messages[0]["role"] == "system":
             raise PromptError("the checkpoint's chat template refuses this conversation (no system)")
         return encode(messages)

@@ -43,7 +43,7 @@ def test_json_alone(run, make_checkpoint, monkeypatch):
     assert code == 0
     assert set(record) == {
         "text", "token_ids", "prompt_token_ids", "finish_reason", "ttft_s", "tokens_per_s", "passes",
-        "backend",
+        "backend", "thinking",
     }  # fmt: skip
     assert record["prompt_token_ids"] == tokenizer.encode_chat([{"role": "user", "content": "hi"}])
     assert record["text"] == tokenizer.decode(record["token_ids"])
