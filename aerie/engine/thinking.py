@@ -11,6 +11,7 @@ As in llama.cpp and Ollama, blanks around the thinking and before the answer aft
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -62,7 +63,7 @@ def with_history_names(message: Mapping[str, Any], templates: Iterable[str]) -> 
 
 
 def _reads(template: str, name: str) -> bool:
-    return any(spelled in template for spelled in (f".{name}", f"['{name}']", f'["{name}"]'))
+    return re.search(rf"\.{name}\b|\[['\"]{name}['\"]\]", template) is not None
 
 
 class AnswerPart(NamedTuple):

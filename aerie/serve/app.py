@@ -38,7 +38,6 @@ from aerie.serve.models import ModelManager
 from aerie.serve.ollama import add_ollama_routes
 from aerie.serve.openai_format import ChatWriter, CompletionWriter, EchoedPrompt
 from aerie.serve.preprocess import (
-    chat_requests,
     check_ids,
     encode_chat,
     max_countable_tokens,
@@ -179,8 +178,8 @@ def _add_answers(app: FastAPI) -> None:
         opened = service.require_loaded()
         encoded = await service.encode_chat(opened, body)
         expected = await _encode_prediction(service, body.prediction_text, opened.session.model.positions)
-        limits = body.max_new_tokens, service.limits.time_limit_s
-        requests = chat_requests(opened, body, encoded, *limits, body.thinking_settings, expected)
+        settings = body.max_new_tokens, body.thinking_settings
+        requests = service.chat_requests(body, encoded, *settings, expected)
         prompt_logprobs = await score_prompts(service, request, [encoded.ids], body.prompt_logprobs)
         outputs = service.submit(requests, request.state.request_log)
         shared = service.name, body.choices, body.wants_usage, body.num_logprobs is not None
@@ -236,8 +235,7 @@ def _add_other_apis(app: FastAPI) -> None:
     ) -> Response:
         opened, history = service.require_loaded(), store.history_before(body)
         encoded = await service.encode_chat(opened, body.with_history(history.items))
-        limits = body.max_output_tokens, service.limits.time_limit_s
-        requests = chat_requests(opened, body.sampling_fields, encoded, *limits)
+        requests = service.chat_requests(body.sampling_fields, encoded, body.max_output_tokens)
         outputs = service.submit(requests, request.state.request_log)
         writer = ResponsesWriter(service.name, body, partial(store.store_response, body, history))
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
@@ -254,8 +252,8 @@ def _add_other_apis(app: FastAPI) -> None:
     async def messages(body: MessagesRequest, request: Request, service: LoadedService) -> Response:
         opened = service.require_loaded()
         encoded = await service.encode_chat(opened, body)
-        limits = body.max_tokens, service.limits.time_limit_s
-        requests = chat_requests(opened, body.sampling_fields, encoded, *limits, body.thinking_settings)
+        settings = body.max_tokens, body.thinking_settings
+        requests = service.chat_requests(body.sampling_fields, encoded, *settings)
         outputs = service.submit(requests, request.state.request_log)
         writer = MessagesWriter(service.name, len(encoded.ids), body.shows_thinking)
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)

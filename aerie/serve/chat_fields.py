@@ -160,9 +160,12 @@ def add_reasoning_effort(values: Mapping[str, Any] | None, effort: str | None) -
     return {"reasoning_effort": effort, **switch, **(values or {})}
 
 
+UNLIMITED: Final = -1
+
+
 class ThinkingSettings(NamedTuple):
-    """How a request wants the model's thinking. budget: its limit in tokens; None means none. is_split: tell
-    thinking and text apart; else all is text, tags included."""
+    """How a request wants the model's thinking. budget: its limit in tokens; None means the server's default,
+    UNLIMITED none. is_split: tell thinking and text apart; else all is text, tags included."""
 
     budget: int | None = None
     is_split: bool = True
@@ -268,7 +271,7 @@ class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
     audio: Any = None
     prediction: Prediction | None = None
     reasoning_effort: str | None = None
-    thinking_budget: Annotated[int, Field(ge=-1)] | None = Field(
+    thinking_budget: Annotated[int, Field(ge=UNLIMITED)] | None = Field(
         default=None,
         validation_alias=AliasChoices(
             "thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"
@@ -327,7 +330,7 @@ class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
         budget = self.thinking_budget
         if budget is None and self.reasoning:
             budget = self.reasoning.max_tokens
-        return ThinkingSettings(None if budget == -1 else budget, self.reasoning_format != "none")
+        return ThinkingSettings(budget, self.reasoning_format != "none")
 
     @property
     def shows_thinking(self) -> bool:

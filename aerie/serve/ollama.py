@@ -39,7 +39,7 @@ from aerie.serve.ollama_format import (
     loaded_model,
     shown_model,
 )
-from aerie.serve.preprocess import EncodedChat, chat_requests
+from aerie.serve.preprocess import EncodedChat
 from aerie.serve.prompt_scoring import encode_prompts, pool_prompts
 from aerie.serve.request_outputs import RequestOutputs
 from aerie.serve.service import ModelService
@@ -108,8 +108,7 @@ async def _answer(
 def _submit(
     service: ModelService, body: AnswerFields, request: Request, encoded: EncodedChat
 ) -> RequestOutputs:
-    limits = body.max_new_tokens, service.limits.time_limit_s
-    requests = chat_requests(service.require_loaded(), body.sampling_fields, encoded, *limits)
+    requests = service.chat_requests(body.sampling_fields, encoded, body.max_new_tokens)
     return service.submit(requests, request.state.request_log)
 
 

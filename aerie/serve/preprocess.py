@@ -116,30 +116,6 @@ def compile_output_constraints(
     return tool_call_grammar(grammars, chat.tools, tool_calls.format, schema, enforcement), tool_calls
 
 
-def chat_requests(
-    opened: OpenedModel,
-    settings: SamplingFields,
-    chat: EncodedChat,
-    max_tokens: int | None,
-    time_limit_s: float,
-    thinking: ThinkingSettings = DEFAULT_THINKING,
-    expected: Sequence[int] = (),
-) -> list[OutputRequest]:
-    """Return one OutputRequest for each answer to a conversation. Raises as output_requests."""
-    limits = max_tokens, time_limit_s
-    return output_requests(
-        opened,
-        settings,
-        [chat.ids],
-        *limits,
-        chat.grammar,
-        expected,
-        chat.tool_calls,
-        chat.thinking,
-        thinking,
-    )
-
-
 def output_requests(
     opened: OpenedModel,
     settings: SamplingFields,

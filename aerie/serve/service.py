@@ -21,7 +21,8 @@ from aerie.engine.grammar import Grammar
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import return_freed_memory
-from aerie.serve.common_fields import StructuredOutput
+from aerie.serve.chat_fields import DEFAULT_THINKING, UNLIMITED, ThinkingSettings
+from aerie.serve.common_fields import SamplingFields, StructuredOutput
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.metrics import Metrics, RequestLog
 from aerie.serve.npu_view import ProgramViews
@@ -32,6 +33,7 @@ from aerie.serve.preprocess import (
     compile_output_constraints,
     compile_structured_output,
     encode_for_answer,
+    output_requests,
 )
 from aerie.serve.request_body import IS_LARGE
 from aerie.serve.request_outputs import RequestOutputs, max_concurrent
@@ -61,7 +63,7 @@ class ServerLimits:
     take some of the response. api_key: None allows everybody. origins: sites whose pages may send requests.
     is_local: accept only host names of this machine. slot_folder: None disables saving slots. load_wait_s:
     how long a request waits for its model. max_stored, max_stored_bytes: of stored responses and
-    conversations (response_store.py).
+    conversations (response_store.py). thinking_budget: tokens, for requests that set none.
     """
 
     queue: int = 64
@@ -81,6 +83,7 @@ class ServerLimits:
     load_wait_s: float = 120.0
     max_stored: int = 1000
     max_stored_bytes: int = 256 * 2**20
+    thinking_budget: int | None = None
 
 
 class ServedModel(NamedTuple):
@@ -365,6 +368,31 @@ class ModelService:
             partial(encode_for_answer, body, max_tokens), body.field_path
         )
         return EncodedChat(ids, *constraints, thinking)
+
+    def chat_requests(
+        self,
+        settings: SamplingFields,
+        chat: EncodedChat,
+        max_tokens: int | None,
+        thinking: ThinkingSettings = DEFAULT_THINKING,
+        expected: Sequence[int] = (),
+    ) -> list[OutputRequest]:
+        """Return one OutputRequest for each answer to a conversation. Raises as output_requests."""
+        opened, budget = self.require_loaded(), thinking.budget
+        if budget is None and opened.session.model.config.diffusion is None:
+            budget = self.limits.thinking_budget
+        return output_requests(
+            opened,
+            settings,
+            [chat.ids],
+            max_tokens,
+            self.limits.time_limit_s,
+            chat.grammar,
+            expected,
+            chat.tool_calls,
+            chat.thinking,
+            thinking._replace(budget=None if budget == UNLIMITED else budget),
+        )
 
     async def grammar(self, opened: OpenedModel, output: StructuredOutput | None) -> Grammar | None:
         """Compile the grammar of an output; None without one. Raises ApiError if it is invalid."""
