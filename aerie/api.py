@@ -213,7 +213,8 @@ class Model:
         """Continue the last answer, or the one that `restore` loaded, with its own sampling settings.
 
         The tokens are those that the answer would have had without its end. `prompt_token_ids` of the result
-        are the prompt and the tokens before. An answer that the model ended stays ended. Raises UserError if
+        are the prompt and the tokens before. What a cut thinking goes on with is text. An answer that the
+        model ended stays ended. Raises UserError if
         there is no answer, or if its KV cache is gone, as after another prompt.
         """
         session = self._open()

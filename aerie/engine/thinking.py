@@ -40,10 +40,10 @@ HISTORY_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
 
 def find_tags(templates: Iterable[str], tokens: Collection[str]) -> ThinkingTags | None:
     """The tags of a model with these chat templates and declared tokens; None if it has none. A template that
-    only removes old thinking names the closing tag alone."""
+    only removes old thinking names the closing tag alone, one that only opens it the other."""
     texts = [*templates]
     for tags in KNOWN_TAGS:
-        if any(tags.end in text for text in texts) or (texts and {*tags} <= {*tokens}):
+        if any(tag in text for text in texts for tag in tags) or (texts and {*tags} <= {*tokens}):
             return tags
     return None
 

@@ -19,6 +19,7 @@ from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.generate import FinishReason, RequestFigures
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
+from aerie.engine.thinking import KNOWN_TAGS, ThinkingStart
 from aerie.engine.variant_set import VariantSet
 from aerie.engine.variants import parse_variants
 from aerie.multi_launch_builder.variants import Variant
@@ -273,6 +274,60 @@ def test_words_are_whole_on_a_terminal(monkeypatch):
         out, plain = Terminal(), io.StringIO()
         assert print_answer(pieces, out).text == print_answer(pieces, plain).text == text
         assert (out.getvalue(), plain.getvalue()) == (wrapped, text + "\n")
+
+
+OPEN = ThinkingStart(KNOWN_TAGS[0], is_open=True)
+THOUGHT = ["so", " it", " goes\n</thi", "nk>\n\nPa", "ris."]
+
+
+def test_thinking_is_dim_on_a_terminal_and_left_out_elsewhere(monkeypatch):
+    monkeypatch.setattr(WordWrapper.__init__, "__defaults__", (lambda: 8,))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    out, plain = Terminal(), io.StringIO()
+    assert print_answer(THOUGHT, out, OPEN) == print_answer(THOUGHT, plain, OPEN) == ("so it goes", "Paris.")
+    assert out.getvalue() == "\x1b[2mso it\ngoes\x1b[22m\n\nParis.\n"
+    assert plain.getvalue() == "Paris.\n"
+    assert print_answer(THOUGHT, None, OPEN) == ("so it goes", "Paris.")
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", ""), ("TERM", "dumb")])
+def test_thinking_has_headings_where_there_are_no_colours(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    out = Terminal()
+    print_answer(THOUGHT, out, OPEN)
+    assert out.getvalue() == "[thinking]\nso it goes\n\n[answer]\nParis.\n"
+
+
+def test_dim_ends_with_an_answer_that_fails_or_never_comes(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def pieces():
+        yield "so it "
+        raise PromptError("lost")
+
+    out = Terminal()
+    with pytest.raises(PromptError):
+        print_answer(pieces(), out, OPEN)
+    assert out.getvalue() == "\x1b[2mso it\x1b[22m"
+    out = Terminal()
+    print_answer(["so"], out, OPEN)
+    assert out.getvalue() == "\x1b[2mso\x1b[22m\n"
+
+
+def test_a_conversation_has_answers_without_their_thinking(session):
+    """And /set think says to the template whether there is any."""
+    session.tokenizer.start = OPEN
+    session.text = lambda generation: iter(["so</think>", "Hi"])
+    out, notes = converse(session, "one", "/set think on", "two", "/set think off", "/set", "three")
+    assert out == "Hi\nHi\nHi\n"
+    assert session.tokenizer.messages[1] == ("assistant", "Hi")
+    assert notes[:2] == ["think is on from the next answer on.", "think is off from the next answer on."]
+    assert notes[2].splitlines()[-1].split() == ["think", "off"]
+    assert session.tokenizer.arguments == {"enable_thinking": False}
+    converse(session, "/set think on", "/set think none", "one")
+    assert session.tokenizer.arguments == {}
 
 
 def test_what_is_held_back_is_written_when_an_answer_fails():
