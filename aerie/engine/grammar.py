@@ -327,7 +327,7 @@ class GrammarMatcher:
         same = _same(self._taken, ids)
         if same < len(self._taken):
             self._matcher.rollback(len(self._taken) - same)
-        consumed = self._matcher.try_consume_tokens(ids[same:])
+        consumed = int(self._matcher.try_consume_tokens(ids[same:]))
         self._taken = ids[: same + consumed]
         self._check()
         return same + consumed

@@ -365,7 +365,7 @@ class ResponsesWriter:
         if item["type"] in ("message", "reasoning"):
             (part,) = item["content"]
             position = {**self._item_position, "content_index": 0}
-            more = {"logprobs": []} if item["type"] == "message" else {}
+            more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
             yield self._event(f"{part['type']}.done", **position, text=part["text"], **more)
             yield self._event("content_part.done", **position, part=part)
         elif "input" in item:

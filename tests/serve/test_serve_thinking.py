@@ -91,7 +91,8 @@ def test_a_stream_has_it_in_its_deltas_and_before_the_content(thinker: Serving, 
 
 
 def test_the_official_client_reads_it(thinker: Serving, thought: str) -> None:
-    made = thinker.openai.chat.completions.create(model="demo", messages=USER, max_tokens=30, temperature=0)
+    asked: dict[str, Any] = {"model": "demo", "messages": USER, **GREEDY}
+    made: Any = thinker.openai.chat.completions.create(**asked)
     assert made.choices[0].message.reasoning_content == thought
 
 
