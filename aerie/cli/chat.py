@@ -20,6 +20,7 @@ from aerie.engine.generate import FinishReason
 from aerie.engine.reporter import stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
+from aerie.engine.thinking import AnswerPart
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import Message
 
@@ -129,7 +130,7 @@ class Chat:
                     prompt_ids, self._settings.max_new_tokens, self._settings.sampler, interrupted
                 )
                 start = self._session.tokenizer.thinking_start(prompt_ids)
-                answer = print_answer(self._session.text(generation), self._out, start).text
+                answer = print_answer(self._session.text(generation), self._out, start)
         except PromptTooLongError as error:
             self._note(self._too_long(error))
         except UserError as error:
@@ -137,9 +138,10 @@ class Chat:
         except KeyboardInterrupt:
             self._note("\nStopped; this turn is forgotten.")
         else:
-            self._conversation = replace(conversation, turns=(*turns, (text, answer)))
+            self._conversation = replace(conversation, turns=(*turns, (text, answer.text)))
             self._unanswered, self._last = None, generation
             self._note_finish(generation)
+            self._note_thinking(answer)
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
         return self._session.tokenizer.encode_chat(messages, arguments=self._settings.template_arguments)
@@ -149,6 +151,12 @@ class Chat:
             self._note(f"[{generation.finish_text}; {self._advice}]")
         elif generation.finish_reason is not FinishReason.STOP:
             self._note(f"[{generation.finish_text}]")
+
+    def _note_thinking(self, answer: AnswerPart) -> None:
+        if answer.thinking and not answer.text:
+            self._note(
+                "[all of it was thinking; /set n-tokens allows more, /set think off may answer at once]"
+            )
 
     def _too_long(self, error: PromptTooLongError) -> str:
         if not self._conversation.turns:

@@ -42,6 +42,10 @@ from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 
 DONE = 0
+ONLY_THINKING = (
+    "note: all of it was thinking, and no answer came; --n-tokens (N_TOKENS) allows more, and with "
+    "--no-think the answer comes at once if the model can do so"
+)
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
@@ -155,6 +159,8 @@ def _answer(
     if passes := _passes(generation):
         parts.insert(1, passes.summary(len(generation.token_ids)))
     report.note(" | ".join(parts))
+    if answer.thinking and not answer.text:
+        report.note(ONLY_THINKING)
     return session, generation, answer
 
 

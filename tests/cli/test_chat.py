@@ -328,6 +328,8 @@ def test_a_conversation_has_answers_without_their_thinking(session):
     assert session.tokenizer.arguments == {"enable_thinking": False}
     converse(session, "/set think on", "/set think none", "one")
     assert session.tokenizer.arguments == {}
+    session.text = lambda generation: iter(["so"])
+    assert converse(session, "one")[1][0].startswith("[all of it was thinking; /set n-tokens allows more")
 
 
 def test_what_is_held_back_is_written_when_an_answer_fails():

@@ -322,6 +322,7 @@ def test_thinking_is_turned_on_and_off_and_told_apart(run, damaged, checkpoints)
         assert bool(made["thinking"]) is thinks
         assert bool(made["text"]) is not thinks
         assert "cannot be turned on or off" not in err
+        assert ("note: all of it was thinking, and no answer came; --n-tokens" in err) is thinks
     code, _, err = run(*flags, "--think", "--raw", model=damaged)
     assert code == 2
     assert "which --raw leaves out, and so are --think and --no-think" in err
