@@ -20,7 +20,8 @@ class AnswerPrinter:
     def __init__(self, out: TextIO) -> None:
         self._out, self._is_thinking, self._is_terminal = out, False, out.isatty()
         self._wrapper = WordWrapper(out) if self._is_terminal else None
-        self._marks = HEADINGS if "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" else DIM
+        has_no_colours = os.environ.get("NO_COLOR") is not None or os.environ.get("TERM") == "dumb"
+        self._marks = HEADINGS if has_no_colours else DIM
 
     def write(self, part: AnswerPart) -> None:
         if part.thinking and self._is_terminal:
