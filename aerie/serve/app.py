@@ -183,22 +183,14 @@ def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, service: LoadedService) -> Response:
         opened = service.require_loaded()
-        ids, grammar, tool_calls = await service.encode_chat(opened, body)
+        encoded = await service.encode_chat(opened, body)
         expected = await _encode_prediction(service, body.prediction_text, opened.session.model.positions)
-        requests = output_requests(
-            opened,
-            body,
-            [ids],
-            body.max_new_tokens,
-            service.limits.time_limit_s,
-            grammar,
-            expected,
-            tool_calls,
-        )
-        prompt_logprobs = await score_prompts(service, request, [ids], body.prompt_logprobs)
+        settings = body.max_new_tokens, body.thinking_settings
+        requests = service.chat_requests(body, encoded, *settings, expected)
+        prompt_logprobs = await score_prompts(service, request, [encoded.ids], body.prompt_logprobs)
         outputs = service.submit(requests, request.state.request_log)
         shared = service.name, body.choices, body.wants_usage, body.num_logprobs is not None
-        writer = ChatWriter(*shared, prompt_logprobs, body.timings_per_token)
+        writer = ChatWriter(*shared, prompt_logprobs, body.timings_per_token, body.shows_thinking)
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/completions")
@@ -249,16 +241,8 @@ def _add_other_apis(app: FastAPI) -> None:
         body: ResponsesRequest, request: Request, service: LoadedService, store: StoreDependency
     ) -> Response:
         opened, history = service.require_loaded(), store.history_before(body)
-        ids, grammar, tool_calls = await service.encode_chat(opened, body.with_history(history.items))
-        requests = output_requests(
-            opened,
-            body.sampling_fields,
-            [ids],
-            body.max_output_tokens,
-            service.limits.time_limit_s,
-            grammar,
-            tool_calls=tool_calls,
-        )
+        encoded = await service.encode_chat(opened, body.with_history(history.items))
+        requests = service.chat_requests(body.sampling_fields, encoded, body.max_output_tokens)
         outputs = service.submit(requests, request.state.request_log)
         writer = ResponsesWriter(service.name, body, partial(store.store_response, body, history))
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
@@ -274,18 +258,11 @@ def _add_other_apis(app: FastAPI) -> None:
     @app.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request, service: LoadedService) -> Response:
         opened = service.require_loaded()
-        ids, grammar, tool_calls = await service.encode_chat(opened, body)
-        requests = output_requests(
-            opened,
-            body.sampling_fields,
-            [ids],
-            body.max_tokens,
-            service.limits.time_limit_s,
-            grammar,
-            tool_calls=tool_calls,
-        )
+        encoded = await service.encode_chat(opened, body)
+        settings = body.max_tokens, body.thinking_settings
+        requests = service.chat_requests(body.sampling_fields, encoded, *settings)
         outputs = service.submit(requests, request.state.request_log)
-        writer = MessagesWriter(service.name, len(ids))
+        writer = MessagesWriter(service.name, len(encoded.ids), body.shows_thinking)
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/messages/count_tokens")

@@ -265,6 +265,7 @@ def _limits(arguments: argparse.Namespace) -> ServerLimits:
         load_wait_s=arguments.load_wait,
         max_stored=ServerLimits.max_stored if arguments.keep_responses is None else arguments.keep_responses,
         max_stored_bytes=arguments.keep_bytes,
+        thinking_budget=arguments.thinking_budget,
     )
 
 
