@@ -59,6 +59,7 @@ def own_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AERIE_CACHE", raising=False)
         patch.setenv("VNPU_OPT", "1")
+        patch.setenv("AERIE_COMPILE_AHEAD", "0")  # what a test compiles depends on no other process
         patch.setenv("VNPU_CACHE", str(folder))
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))  # where a chat keeps what was typed
         yield folder

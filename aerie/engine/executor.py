@@ -66,6 +66,10 @@ class ScheduledTokens(NamedTuple):
         return [*again, *self.tokens] if again else self.tokens
 
 
+NEAR_END = 0.75
+"""The share of a gathered cache from which on the programs of the next larger one are compiled ahead."""
+
+
 class Executor:
     """Runs forward passes, one at a time, on the buffers of the model's programs.
 
@@ -125,6 +129,20 @@ class Executor:
             step = _call(self.padded_rows(tokens), context)
             yield from self._programs_of(step, self._tail(step, logits_count))
             yield self._model.variant_set.lm_head(logits_count, ROWS)
+
+    def programs_for_next_context(self, lengths: Sequence[int]) -> Iterator[str]:
+        """The programs of the next larger gathered cache, for a token of each sequence of these lengths
+        (positions) in the decode path `rows`. Empty while they use less than NEAR_END of their cache, in the
+        largest one, and without variants."""
+        if self._model.seq_len or not lengths:
+            return
+        used, context = sum(lengths), self._cache.context_for(lengths)
+        larger = next((one for one in self._model.variant_set.contexts if one > context), None)
+        if larger is None or used < NEAR_END * context:
+            return
+        count = len(lengths) * self.diffusion_block
+        step = _call(self.padded_rows(count), larger)
+        yield from self._programs_of(step, self._tail(step, count))
 
     def execute(self, scheduled: Sequence[ScheduledTokens], on_program: OnProgram | None = None) -> list[Row]:
         """Run these tokens, of different sequences. Returns, in order, a row for each of the `logits_count`
