@@ -66,8 +66,8 @@ class ScheduledTokens(NamedTuple):
         return [*again, *self.tokens] if again else self.tokens
 
 
-NEAR_END = 0.75
-"""The share of a gathered cache from which on the programs of the next larger one are compiled ahead."""
+AHEAD_TOKENS = 256
+"""So many tokens of each sequence before a larger gathered cache is needed, its programs are compiled."""
 
 
 class Executor:
@@ -131,14 +131,17 @@ class Executor:
             yield self._model.variant_set.lm_head(logits_count, ROWS)
 
     def programs_for_next_context(self, lengths: Sequence[int]) -> Iterator[str]:
-        """The programs of the next larger gathered cache, for a token of each sequence of these lengths
-        (positions) in the decode path `rows`. Empty while they use less than NEAR_END of their cache, in the
-        largest one, and without variants."""
+        """The programs of the larger gathered cache that these sequences, of these lengths in positions, need
+        within AHEAD_TOKENS more tokens each: for a token of each in the decode path `rows`. Empty if they
+        need none, and without variants."""
         if self._model.seq_len or not lengths:
             return
-        used, context = sum(lengths), self._cache.context_for(lengths)
-        larger = next((one for one in self._model.variant_set.contexts if one > context), None)
-        if larger is None or used < NEAR_END * context:
+        ends = [min(length + AHEAD_TOKENS, self._model.positions) for length in lengths]
+        try:
+            larger = self._cache.context_for(ends)
+        except NoVariantError:  # one of them waits then
+            return
+        if larger == self._cache.context_for(lengths):
             return
         count = len(lengths) * self.diffusion_block
         step = _call(self.padded_rows(count), larger)
