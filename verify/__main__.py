@@ -154,7 +154,7 @@ def gate(arguments: argparse.Namespace) -> int:
         None,
     ):
         raise UserError(
-            "--prompts (PROMPTS) and --conversation (CONVERSATION) are for models that generate token by "
+            "--prompts (N_PROMPTS) and --conversation (CONVERSATION) are for models that generate token by "
             "token; this one fills in blocks: leave them out"
         )
     options = replace(options, prompt_tokens=longest_prompt(checkpoint.config, options))

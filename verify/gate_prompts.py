@@ -80,7 +80,7 @@ def choose_prompts(session: Session, full: bool, count: int | None = None) -> li
         return kinds if full else kinds[:QUICK_PROMPTS]
     prompts = [*kinds, *_questions(session.tokenizer, session.model)]
     if not 1 <= count <= len(prompts):
-        raise UserError(f"--prompts is {count} (PROMPTS), and for this model there are 1 to {len(prompts)}")
+        raise UserError(f"--prompts is {count} (N_PROMPTS), and for this model there are 1 to {len(prompts)}")
     return prompts[:count]
 
 
@@ -121,12 +121,12 @@ def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
 def _questions(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
     """The further questions, each as a chat if there is a template."""
     longest = min(model.max_prompt_tokens, MAX_PROMPT_TOKENS)
-    for question in QUESTIONS:
+    for number, question in enumerate(QUESTIONS, start=1):
         turn: Message = {"role": "user", "content": question}
         is_chat = tokenizer.has_chat_template
         ids = tokenizer.encode_chat([turn]) if is_chat else tokenizer.encode(question)
         if len(ids) <= longest:
-            yield Prompt(question, tuple(ids), message=question if is_chat else None)
+            yield Prompt(f"question {number}", tuple(ids), message=question if is_chat else None)
 
 
 def _chats(tokenizer: Tokenizer, longest: int) -> Iterator[Prompt]:

@@ -145,7 +145,9 @@ def test_further_prompts(demo_session):
     prompts = choose_prompts(demo_session, False, 20)
     assert len({prompt.name for prompt in prompts}) == 20
     assert prompts[-1].message in QUESTIONS
-    with pytest.raises(UserError, match=r"--prompts is 99 \(PROMPTS\), and for this model there are 1 to 23"):
+    with pytest.raises(
+        UserError, match=r"--prompts is 99 \(N_PROMPTS\), and for this model there are 1 to 23"
+    ):
         choose_prompts(demo_session, False, 99)
     with pytest.raises(UserError, match="--prompts is 0"):
         choose_prompts(demo_session, True, 0)

@@ -1,4 +1,4 @@
-"""The gate on a published model: `make verify MODEL=smollm2 PROMPTS=20 CONVERSATION=2000`."""
+"""The gate on a published model: `make verify MODEL=smollm2 N_PROMPTS=20 CONVERSATION=2000`."""
 
 from __future__ import annotations
 
