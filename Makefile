@@ -25,6 +25,8 @@ REPETITION_PENALTY ?=
 DRAFT       ?=
 RULE        ?=
 STEPS       ?=
+N_PROMPTS   ?=
+CONVERSATION ?=
 THRESHOLD   ?=
 ENTROPY     ?=
 BLOCK_SIZE  ?=
@@ -39,7 +41,7 @@ PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 override KNOWN := MODEL HOST PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
-                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS SHARD ISA PYTHON
+                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS N_PROMPTS CONVERSATION THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS SHARD ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
@@ -107,6 +109,7 @@ help: ## list targets and variables
 	$(DO)echo "  DRAFT        lookup, or a smaller model: proposes draft tokens, and one pass checks several"
 	$(DO)echo "  RULE         of block diffusion models: which masks a pass fills in; STEPS, THRESHOLD, ENTROPY shape it"
 	$(DO)echo "  BLOCK_SIZE   tokens of a diffusion block (default: as the model was trained)"
+	$(DO)echo "  N_PROMPTS    make verify compares this many prompts (default 2); CONVERSATION: and a conversation of so many tokens"
 	$(DO)echo "  OUT          where make mlir writes (default build/mlir)"
 	$(DO)echo "  JSON         1: make run, models, doctor and test-toolchain print one record of JSON"
 	$(DO)echo "  KEEP         folder where make test-toolchain stores every stage's texts and logs; default: none"
@@ -146,7 +149,7 @@ profile: $(RUN) ## answer PROMPT and show where the time went
 	$(DO)$(PY) -m aerie profile $(common) $(answering) $(sampling) $(prompt) $(OR_EXIT)
 
 verify: $(TEST) ## PASS or FAIL: answers, logits and every step against Hugging Face transformers in bf16
-	$(DO)$(PY) -m aerie verify $(common) $(OR_EXIT)
+	$(DO)$(PY) -m aerie verify $(common) $(call option,--prompts,N_PROMPTS) $(call option,--conversation,CONVERSATION) $(OR_EXIT)
 
 verify-full: $(TEST) ## verify with all prompts, and with the runs that must be bit-identical
 	$(DO)$(PY) -m aerie verify --full $(common) $(OR_EXIT)

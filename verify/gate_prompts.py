@@ -1,4 +1,4 @@
-"""The prompts of the gate: ten kinds, for any tokenizer."""
+"""The prompts of the gate: eleven kinds and further questions, for any tokenizer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.model import LoadedModel
 from aerie.engine.program_library import RuntimeOptions
@@ -29,6 +30,22 @@ CONVERSATION: tuple[Message, ...] = (
     {"role": "assistant", "content": "3 + 4 = 7."},
     {"role": "user", "content": "Who are you?"},
 )
+QUESTIONS = (
+    "Why is the sky blue?",
+    "Write a short poem about the sea.",
+    "What is 12 times 12?",
+    "Name three animals that live in the desert.",
+    "How do I boil an egg?",
+    "Translate to French: good morning, my friend.",
+    "Who wrote Romeo and Juliet?",
+    "Explain what a computer program is.",
+    "What should I pack for a trip to the mountains?",
+    "Write a Python function that adds two numbers.",
+    "Tell me a story about a fox and a crow.",
+    "What is the difference between weather and climate?",
+    "How many days has a leap year?",
+)
+"""Further prompts, and the messages of a conversation (conversation_check.py)."""
 
 MAX_PROMPT_TOKENS = 2048
 """Maximum tokens of a prompt, whatever the model has positions for: transformers' passes in float32 are slow
@@ -52,12 +69,19 @@ class Prompt:
     every_position: bool = False
 
 
-def choose_prompts(session: Session, full: bool) -> list[Prompt]:
-    """Prompts that fit the session's model: the first two kinds, or all. Too long ones are cut; chats are
-    left out if there is no template, or if they do not fit.
+def choose_prompts(session: Session, full: bool, count: int | None = None) -> list[Prompt]:
+    """Prompts that fit the session's model: the first two kinds, all, or the first `count` of all kinds and
+    QUESTIONS. Too long ones are cut; chats are left out if there is no template, or if they do not fit.
+
+    Raises UserError if there are fewer than `count`.
     """
     kinds = list(_kinds(session.tokenizer, session.model))
-    return kinds if full else kinds[:QUICK_PROMPTS]
+    if count is None:
+        return kinds if full else kinds[:QUICK_PROMPTS]
+    prompts = [*kinds, *_questions(session.tokenizer, session.model)]
+    if not 1 <= count <= len(prompts):
+        raise UserError(f"--prompts is {count} (N_PROMPTS), and for this model there are 1 to {len(prompts)}")
+    return prompts[:count]
 
 
 def longest_prompt(config: ModelConfig, options: RuntimeOptions) -> int:
@@ -92,6 +116,17 @@ def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
         before, after = (tokenizer.encode(text) for text in TEXT_BEFORE_EOS)
         yield cut("end token inside", [*before, eos[0], *after])
     yield from chats[1:]
+
+
+def _questions(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
+    """The further questions, each as a chat if there is a template."""
+    longest = min(model.max_prompt_tokens, MAX_PROMPT_TOKENS)
+    for number, question in enumerate(QUESTIONS, start=1):
+        turn: Message = {"role": "user", "content": question}
+        is_chat = tokenizer.has_chat_template
+        ids = tokenizer.encode_chat([turn]) if is_chat else tokenizer.encode(question)
+        if len(ids) <= longest:
+            yield Prompt(f"question {number}", tuple(ids), message=question if is_chat else None)
 
 
 def _chats(tokenizer: Tokenizer, longest: int) -> Iterator[Prompt]:

@@ -218,24 +218,42 @@ class LayerReport:
 LADDER = "ladder"
 
 
-def try_layers(model: str, session: Session, reference: Reference, token_ids: Sequence[int]) -> LayerReport:
-    """Check all layer steps. An error of the forward pass is a failure."""
+def try_layers(
+    model: str,
+    session: Session,
+    reference: Reference,
+    token_ids: Sequence[int],
+    theirs: ReferencePasses | None = None,
+) -> LayerReport:
+    """Check all layer steps. An error of the forward pass is a failure. theirs: as check_layers."""
     try:
-        return LayerReport(model, len(token_ids), check_layers(session, reference, token_ids))
+        return LayerReport(model, len(token_ids), check_layers(session, reference, token_ids, theirs))
     except FORWARD_ERRORS as error:
         return LayerReport(model, len(token_ids), [], one_line(error))
 
 
-def check_layers(session: Session, reference: Reference, token_ids: Sequence[int]) -> list[LayerStepResult]:
+def reference_passes(session: Session, reference: Reference, token_ids: Sequence[int]) -> ReferencePasses:
+    """What the reference computes for these tokens, to compare with this session."""
+    steps = layer_steps(session.model.config.shape)
+    return ReferencePasses(reference, token_ids, steps, session_numerics(session))
+
+
+def check_layers(
+    session: Session,
+    reference: Reference,
+    token_ids: Sequence[int],
+    theirs: ReferencePasses | None = None,
+) -> list[LayerStepResult]:
     """Check every step of prefill, then every step of decode, for a prompt of two tokens or more.
 
+    theirs: what the reference computed for the same model and tokens, if it has computed that already.
     Another prompt runs first, so that stale data shows. The prompt's last tokens are decoded too, and
     compared with the same positions of the reference. Raises PromptError if the prompt cannot run.
     """
     model = session.model
     check_prompt(token_ids, model.config, model.seq_len)
     _run_other_tokens(model, token_ids)
-    theirs = ReferencePasses(reference, token_ids, layer_steps(model.config.shape), session_numerics(session))
+    theirs = theirs or reference_passes(session, reference, token_ids)
     passes = observe_prefill(model, token_ids), observe_decode(model, token_ids)
     return [row for recorded in passes for row in theirs.judge(recorded)]
 

@@ -26,7 +26,7 @@ from aerie.engine.weights import expected_shapes
 from aerie.runtime.memory import format_bytes
 from aerie.verify.bounds import LogitsDistance, compare
 from aerie.verify.gate_prompts import Prompt
-from aerie.verify.reference_folder import facts_and_weights
+from aerie.verify.reference_folder import ReferenceFolder
 
 Note = Callable[[str], None]
 """A callable that takes one line about the progress."""
@@ -63,24 +63,35 @@ class ExpectedAnswer:
 
 
 class Reference:
-    """A model of transformers, such as its LlamaForCausalLM, loaded from `folder`."""
+    """A model of transformers, such as its LlamaForCausalLM, loaded from `folder`.
 
-    def __init__(self, model: Any, folder: Path) -> None:
+    files: the folder that transformers reads, until both models are loaded: making one of a GGUF file takes
+    longer than loading it.
+    """
+
+    def __init__(self, model: Any, folder: Path, files: ReferenceFolder | None = None) -> None:
         self.model = model
         self.folder = folder
+        self._files = files
         self._expected: dict[tuple[Prompt, int], ExpectedAnswer] = {}
 
     @cached_property
     def exact(self) -> Reference:
         """The same model in float32, which stands for exact arithmetic. Loaded on first use."""
-        return Reference.open(self.folder, "float32")
+        files, self._files = self._files, None
+        return Reference._open(self.folder, "float32", files)
 
     @classmethod
-    def open(cls, folder: Path, dtype: str = "bfloat16") -> Reference:
-        """Load the checkpoint in `folder` as `dtype` (a name of torch's).
+    def open(cls, folder: Path) -> Reference:
+        """Load the checkpoint in `folder` in bf16.
 
         Raises UserError if torch is missing, CheckpointError if transformers cannot load the folder.
         """
+        return cls._open(folder, "bfloat16", None)
+
+    @classmethod
+    def _open(cls, folder: Path, dtype: str, files: ReferenceFolder | None) -> Reference:
+        """Load as `dtype` (a name of torch's)."""
         torch = import_torch()
         import transformers
         from transformers.utils import logging
@@ -89,27 +100,31 @@ class Reference:
         logging.set_verbosity_error()
         kind = getattr(transformers, load_config(folder).architecture)
         try:
-            with facts_and_weights(folder, kind.config_class) as shown:
-                model = kind.from_pretrained(
-                    shown,
-                    dtype=getattr(torch, dtype),
-                    trust_remote_code=False,
-                    use_safetensors=True,
-                    local_files_only=True,
-                )
+            files = files or ReferenceFolder(folder, kind.config_class)
+            model = kind.from_pretrained(
+                files.path,
+                dtype=getattr(torch, dtype),
+                trust_remote_code=False,
+                use_safetensors=True,
+                local_files_only=True,
+            )
         except CheckpointError:
             raise
         except Exception as error:  # transformers, safetensors and torch raise many unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CheckpointError(f"transformers cannot load {folder}: {reason}; fetch it again") from error
-        return cls(model.eval(), folder)
+        return cls(model.eval(), folder, files if dtype == "bfloat16" else None)
 
     def logits(self, token_ids: Sequence[int], start: int = 0) -> F32Array:
         """Return the logits after each position from `start` on, from one forward pass: (positions,
         vocab_size).
         """
+        return self.logits_at(token_ids, range(start, len(token_ids)))
+
+    def logits_at(self, token_ids: Sequence[int], positions: Sequence[int]) -> F32Array:
+        """Return the logits after each of `positions`, from one forward pass: (positions, vocab_size)."""
         torch = import_torch()
-        keep = len(token_ids) - start
+        keep = torch.tensor(list(positions))
         with torch.inference_mode():
             out = self.model(torch.tensor([list(token_ids)]), use_cache=False, logits_to_keep=keep)
         return _float32(out.logits[0])

@@ -8,8 +8,9 @@ without any of it, and the option to trust no code.
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +28,15 @@ BESIDE = (
     "head_dim",
 )
 """Entries that transformers reads besides those that a configuration declares."""
+
+
+class ReferenceFolder:
+    """The folder of `facts_and_weights`. It exists as long as this object does. Raises CheckpointError."""
+
+    def __init__(self, folder: Path, config_class: Any) -> None:
+        stack = ExitStack()
+        self.path = stack.enter_context(facts_and_weights(folder, config_class))
+        weakref.finalize(self, stack.close)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from aerie.common.errors import UserError
 from aerie.common.text_tables import VERDICT, compact_table, print_tables
 from aerie.verify.bounds import Bounds, GateFailure, LogitsDistance, kl_bound
 from aerie.verify.chunk_check import ChunkModeResult
+from aerie.verify.conversation_check import ConversationResult
 from aerie.verify.diagnosis_report import percent, row_json
 from aerie.verify.diffusion_check import DiffusionResult
 from aerie.verify.gate import MIN_PENALTY_KL, PENALTY, POSITIONS, GateRecord, Trial
@@ -136,7 +137,22 @@ def _numbers(same: str, ours: LogitsDistance | None, rounding: LogitsDistance, b
 
 def _other_tables(record: GateRecord) -> list[Table]:
     others = [*_layer_tables(record), *_identity_tables(record), *_result_tables(record)]
-    return [*_filled_tables(record), *others]
+    return [*_filled_tables(record), *_conversation_tables(record), *others]
+
+
+def _conversation_tables(record: GateRecord) -> Iterator[Table]:
+    """A long conversation's answers, over all turns."""
+    if not record.conversations:
+        return
+    figures = ("tokens", "n", "place", "rms", "largest", "mean", "KL", "KL ≤")
+    table = compact_table("", ("conversation",), figures, (VERDICT,))
+    for talk in record.conversations:
+        n, _, *numbers = ["-"] * 8
+        if talk.rounding is not None:
+            n, _, *numbers = _numbers("", talk.distance, talk.rounding, record.bounds)
+        verdict = "FAIL" if talk.failures else "ok"
+        table.add_row(f"{talk.turns} turns", str(talk.tokens), n, *numbers, verdict)
+    yield table
 
 
 def _layer_tables(record: GateRecord) -> Iterator[Table]:
@@ -244,6 +260,7 @@ def as_json(record: GateRecord, model: str) -> dict[str, Any]:
         "bit_identity": [asdict(identity) for identity in record.identities],
         "chunks": [_result_json(result) for result in record.chunk_results],
         "blocks": [_result_json(result) for result in record.diffusion_results],
+        "conversations": [_result_json(result) for result in record.conversations],
     }
 
 
@@ -279,7 +296,7 @@ def _layer_json(report: LayerReport) -> dict[str, Any]:
     }
 
 
-def _result_json(result: ChunkModeResult | DiffusionResult) -> dict[str, Any]:
+def _result_json(result: ChunkModeResult | DiffusionResult | ConversationResult) -> dict[str, Any]:
     distances = {name: _distance(getattr(result, name)) for name in ("distance", "rounding")}
     return {**vars(result), **distances, "failures": [_failure(failure) for failure in result.failures]}
 

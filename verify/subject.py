@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,6 +94,14 @@ class ForcedRun:
     cache: KVCache
 
 
+Enough = Callable[[Sequence[FreeRun]], bool]
+
+
+def never_enough(_: Sequence[FreeRun]) -> bool:
+    """Go on until there is no message."""
+    return False
+
+
 class SessionUnderTest:
     """Runs a session in the ways that the gate compares. It computes nothing itself."""
 
@@ -123,18 +131,23 @@ class SessionUnderTest:
         tokens = list(self.session.generate(prompt_ids, steps, sampler))
         return tokens, np.array(sampler.drawn)
 
-    def chat(self, messages: Sequence[str], steps: int) -> list[FreeRun]:
+    def chat(self, messages: Iterable[str], steps: int, enough: Enough = never_enough) -> list[FreeRun]:
         """Send `messages` one after the other, as `make chat` does, and return the answers.
 
-        Raises KeyboardInterrupt if Ctrl-C stopped an answer.
+        enough: whether these answers end the conversation. A message without an answer ends it too. Raises
+        KeyboardInterrupt if Ctrl-C stopped an answer.
         """
         session, lines = _RecordingSession(self.session), iter(messages)
 
+        sent = 0
+
         def read_line(_: str) -> str:
-            try:
-                return next(lines)
-            except StopIteration:
-                raise EOFError from None
+            nonlocal sent
+            answers = session.answers
+            if len(answers) < sent or enough(answers) or (line := next(lines, None)) is None:
+                raise EOFError
+            sent += 1
+            return line
 
         Chat(session, Sampler(), steps, note=no_note, out=io.StringIO(), read=read_line).run()
         if any(answer.reason is FinishReason.INTERRUPTED for answer in session.answers):

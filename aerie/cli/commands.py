@@ -78,6 +78,7 @@ def chat(arguments: argparse.Namespace) -> int:
     """Talk with the model; the conversation is kept until /reset."""
     report = Reporter()
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
+    options = replace(options, compile_ahead=True)
     checkpoint = _open_checkpoint(arguments, report)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
     check_text(arguments.system or "", "the system message")

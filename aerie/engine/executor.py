@@ -66,6 +66,10 @@ class ScheduledTokens(NamedTuple):
         return [*again, *self.tokens] if again else self.tokens
 
 
+AHEAD_TOKENS = 256
+"""So many tokens of each sequence before a larger gathered cache is needed, its programs are compiled."""
+
+
 class Executor:
     """Runs forward passes, one at a time, on the buffers of the model's programs.
 
@@ -125,6 +129,23 @@ class Executor:
             step = _call(self.padded_rows(tokens), context)
             yield from self._programs_of(step, self._tail(step, logits_count))
             yield self._model.variant_set.lm_head(logits_count, ROWS)
+
+    def programs_for_next_context(self, lengths: Sequence[int]) -> Iterator[str]:
+        """The programs of the larger gathered cache that these sequences, of these lengths in positions, need
+        within AHEAD_TOKENS more tokens each: for a token of each in the decode path `rows`. Empty if they
+        need none, and without variants."""
+        if self._model.seq_len or not lengths:
+            return
+        ends = [min(length + AHEAD_TOKENS, self._model.positions) for length in lengths]
+        try:
+            larger = self._cache.context_for(ends)
+        except NoVariantError:  # one of them waits then
+            return
+        if larger == self._cache.context_for(lengths):
+            return
+        count = len(lengths) * self.diffusion_block
+        step = _call(self.padded_rows(count), larger)
+        yield from self._programs_of(step, self._tail(step, count))
 
     def execute(self, scheduled: Sequence[ScheduledTokens], on_program: OnProgram | None = None) -> list[Row]:
         """Run these tokens, of different sequences. Returns, in order, a row for each of the `logits_count`

@@ -47,11 +47,12 @@ def no_programs_missing(names: Iterable[str]) -> None:
 class LoadedModel:
     """Everything that a forward pass reads. Immutable: keys and values are in page pools.
 
-    variant_set: which programs take which tokens. ensure_programs: called before programs run. embed_table:
-    rows of (vocab_size, hidden_size). final_norm: (hidden_size,). rope: (positions, head_dim), with a row for
-    every position of the model, and of padding beyond it. All are bf16. buffer_names: the buffers that
-    programs share. kv_storage: allocates buffers for attention programs. context_end: what happens at the end
-    of the largest context. mask: which positions a token attends to.
+    variant_set: which programs take which tokens. ensure_programs: called before programs run.
+    compile_ahead: compiles programs in the background, and returns at once. embed_table: rows of
+    (vocab_size, hidden_size). final_norm: (hidden_size,). rope: (positions, head_dim), with a row for every
+    position of the model, and of padding beyond it. All are bf16. buffer_names: the buffers that programs
+    share. kv_storage: allocates buffers for attention programs. context_end: what happens at the end of the
+    largest context. mask: which positions a token attends to.
 
     If several devices share the model, `devices` has their parts (tensor_parallel.py), which are models too;
     the other fields are those of rank 0, or of this process. group: connects this part with the other parts,
@@ -69,6 +70,7 @@ class LoadedModel:
     kv_storage: DeviceKVStorage
     buffer_names: SharedBufferNames = field(default_factory=lambda: SharedBufferNames((), 0))
     ensure_programs: EnsurePrograms = no_programs_missing
+    compile_ahead: EnsurePrograms = no_programs_missing
     context_end: ContextEndPolicy = field(default_factory=StopAtEnd)
     mask: MaskRule = causal
     host_timer: HostTimer = untimed
@@ -226,6 +228,7 @@ def split_over_devices(
             runner=device.cache,
             buffer_names=device.buffer_names,
             ensure_programs=no_programs_missing,
+            compile_ahead=no_programs_missing,
             host_timer=device.cache.profiler.span,
             group=group,
             local_rank=rank,

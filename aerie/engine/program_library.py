@@ -15,6 +15,7 @@ from pathlib import Path
 from aerie.common.errors import UserError
 from aerie.engine.call_costs import CallCosts
 from aerie.engine.communication import Communicator, SingleRank
+from aerie.engine.compile_ahead import CompileAhead
 from aerie.engine.config import ModelConfig
 from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.context_end import STOP, ContextEndPolicy, context_end
@@ -36,6 +37,7 @@ from aerie.multi_launch_builder import (
     round_up_seq_len,
 )
 from aerie.runtime import Backend, CompileStage, KernelCache, Profiler, Progress
+from aerie.runtime.knobs import COMPILE_AHEAD
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class RuntimeOptions:
     decode path. context_end: the policy at the end of the largest context (`context_end.py`). devices:
     devices of this process that share the model, by their index in pyxrt, the backend's first; () means the
     backend's only. group: this process among several that share the model, each with one device. kv_pool:
-    positions of the page pool; None means as many as memory suggests.
+    positions of the page pool; None means as many as memory suggests. compile_ahead: compile what a longer
+    context needs in the background (`compile_ahead.py`), unless AERIE_COMPILE_AHEAD is 0.
     """
 
     seq_len: int | None
@@ -62,6 +65,7 @@ class RuntimeOptions:
     devices: tuple[int, ...] = ()
     group: Communicator = field(default_factory=SingleRank)
     kv_pool: int | None = None
+    compile_ahead: bool = False
 
     @property
     def world_size(self) -> int:
@@ -205,6 +209,8 @@ class ProgramLibrary:
         self.buffer_names = SharedBufferNames((), 0)
         self._config, self._options, self._report = config, options, report
         self.cache = self.open_cache(options.backend, Profiler())
+        is_ahead = options.compile_ahead and COMPILE_AHEAD.get() == "1"
+        self.ahead = CompileAhead(config.shape, options.cache_dir, report.note) if is_ahead else None
 
     def open_cache(self, backend: Backend, profiler: Profiler) -> KernelCache:
         """A cache in which the programs share buffers. Nothing is compiled."""
@@ -217,8 +223,16 @@ class ProgramLibrary:
         ]
         if not missing:
             return []
+        if self.ahead:
+            self.ahead.make_way(missing)
         started = time.perf_counter()
         return self.add(program_store.load_programs_by_name(self._config.shape, missing), started)
+
+    def compile_ahead(self, names: Iterable[str]) -> None:
+        """Compile those of these programs that are missing in the background. Returns at once."""
+        if self.ahead:
+            missing = [name for name in names if name not in self.by_name and name not in self._without]
+            self.ahead.want(missing, self.cache.backend)
 
     def add(self, programs: Sequence[Program], started: float) -> list[Program]:
         """Compile these programs. started: when building them started, for the reported time."""

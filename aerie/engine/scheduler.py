@@ -101,7 +101,7 @@ class Scheduler(Admission):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(model, pool)
-        self.clock, self._arrivals = clock, itertools.count()
+        self.clock, self._arrivals, self._pages_seen = clock, itertools.count(), 0
         self._gathered_cache, self._recover = gathered_cache, recover
         self.switch_model(model)
 
@@ -292,8 +292,20 @@ class Scheduler(Admission):
                 if due.logits_count:
                     stay = request.update(due, [*itertools.islice(logits, due.logits_count)])
                     self._executor.accept(piece.sequence, due.tentative_tokens[:stay])
+        self._compile_ahead(chosen)
         if any(request.is_finished for request, _, _ in chosen):
             self._remove_finished()
+
+    def _compile_ahead(self, chosen: Sequence[_ScheduledRequest]) -> None:
+        """Have the programs compiled that these sequences need next: at the end of a conversation's answer,
+        and each time that they have filled a page, where they come near the end of their context."""
+        lengths = [piece.sequence.length for _, _, piece in chosen if not piece.by_gemv]
+        if (pages := sum(lengths) // PAGE_SIZE) != self._pages_seen:
+            self._pages_seen = pages
+            self.model.compile_ahead(self._executor.programs_for_next_context(lengths))
+        for request, _, piece in chosen:
+            if request.is_finished and request.is_conversation and self._keeps_sequences:
+                self.model.compile_ahead(self.model.variant_set.programs_for_next_turn(piece.sequence.length))
 
     def _run(self, pieces: Sequence[ScheduledTokens], requests: Sequence[Request] = ()) -> Sequence[Row]:
         by_itself = requests[0] if len(requests) == 1 and requests[0].is_conversation else None

@@ -24,6 +24,7 @@ from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry
 from aerie.engine.communication import thread_group
+from aerie.engine.compile_ahead import CompileAhead
 from aerie.engine.decode_paths import check_feature
 from aerie.engine.embeddings import Token
 from aerie.engine.error_scope import isolate_request_errors
@@ -74,7 +75,8 @@ class Session:
     backend: where programs ran: "virtual", "npu", or "npu, then virtual" after a fallback. bar: shows the
     progress of a prompt. fingerprint: returns a hash of the weights. kv_pool: positions of the page pool of
     `requests`; None means as many as memory suggests. decode_config: the default of `generate`. other_caches:
-    the caches of further devices that share the model.
+    the caches of further devices that share the model. compile_ahead: compiles programs in the background,
+    if that is on.
     """
 
     model: LoadedModel
@@ -88,6 +90,7 @@ class Session:
     kv_pool: int | None = None
     decode_config: DecodeConfig = DEFAULT_DECODE_CONFIG
     other_caches: Sequence[KernelCache] = ()
+    compile_ahead: CompileAhead | None = None
     _is_pool_noted: bool = field(default=False, init=False)
 
     @cached_property
@@ -344,6 +347,8 @@ class Session:
 
     def close(self) -> None:
         """Release devices and buffers."""
+        if self.compile_ahead:
+            self.compile_ahead.stop()
         if self.model.devices:
             self.model.devices.close()
         for cache in (self.cache, *self.other_caches):
@@ -464,6 +469,7 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
         kv_pool=options.kv_pool,
     )
     session.other_caches = [each.cache for each in devices[1:]]
+    session.compile_ahead = programs.ahead
     try:
         _preload(filled, checkpoint, report)
     except RunError as error:
@@ -503,6 +509,7 @@ def _assemble(
         ensure_programs=supply,
         context_end=options.context_end_policy(config),
     )
+    whole = replace(whole, compile_ahead=first.compile_ahead)
     if options.world_size == 1:
         filled = [FilledModel(whole, checkpoint.weights)]
         return whole, filled

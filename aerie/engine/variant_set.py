@@ -22,6 +22,9 @@ from aerie.multi_launch_builder.variants import (
 
 GUIDE, ROWS = "guide", "rows"
 """Decode paths: GEMVs with attention on the host; or rows on the device, as for prompts."""
+TURN_TOKENS = (8, 32, 128)
+"""Lengths of a next message, with what the chat template puts around it, for which programs are compiled in
+the background."""
 MAX_TAIL_ROWS = LM_HEAD_ROWS[-1]
 """A variant with more rows leaves the end of the last layer to a variant with fewer."""
 
@@ -120,6 +123,14 @@ class VariantSet:
         end = calls[-1].n_process
         if last_only and (tail := self.tail_call(calls[-1], range(end - 1, end))):
             yield from self.call_programs(tail)[1:]
+
+    def programs_for_next_turn(self, length: int) -> Iterator[str]:
+        """The programs for a message of TURN_TOKENS after a conversation of `length` positions, in its
+        context and in the next larger one. Empty without variants."""
+        starts = [length, *(one for one in self.contexts if one > length)][:2]
+        for past, tokens in itertools.product(starts, TURN_TOKENS):
+            if past + tokens <= (self.largest_context or 0):
+                yield from self.programs_for_calls(self.plan(tokens, past, recompute=False), last_only=True)
 
     def lm_head(self, rows: int, decode_path: str = "") -> str:
         """The LM head for this number of rows; it may take several calls. With `rows`, the one that reads its

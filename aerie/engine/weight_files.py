@@ -24,6 +24,7 @@ from aerie.engine.gguf.architectures import ARCHITECTURES, Architecture
 from aerie.engine.gguf.model_config import config_entries
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
 from aerie.engine.gguf.named_tensors import name_in_file, named_tensors, size_note
+from aerie.engine.gguf.tokenizer import missing_pre_tokenizer
 from aerie.engine.tensors import Tensor
 
 LARGEST_INDEX = 64 << 20
@@ -80,7 +81,7 @@ class GGUFWeightFiles(WeightFiles):
     def of(model: GGUFModel) -> GGUFWeightFiles:
         """Raises CheckpointError."""
         tensors = named_tensors(model, config_entries(model))
-        about = (size_note(model),)
+        about = (size_note(model), *missing_pre_tokenizer(model.metadata))
         return GGUFWeightFiles(
             model.path, tensors, about, "the metadata", False, ARCHITECTURES[model.architecture]
         )

@@ -40,6 +40,15 @@ CHECK_MEMORY = Knob(
     ("0", "1").__contains__,
 )
 
+COMPILE_AHEAD = Knob(
+    "AERIE_COMPILE_AHEAD",
+    "1",
+    "1: chats, servers and models in Python compile what a longer context needs in the background, in idle "
+    "processor time; 0: when it is needed",
+    "0 or 1",
+    ("0", "1").__contains__,
+)
+
 NPU_MAX_CONTEXTS = 16
 """The driver's hwctx_limit for every NPU2, for all processes together (amd/xdna-driver npu4_regs.c)."""
 
@@ -79,7 +88,7 @@ NPU_LOCK = Knob(
     _is_no_folder,
 )
 
-TABLE = (COMPILE_MEMORY, COMPILE_TIMEOUT, PLAIN, CHECK_MEMORY)
+TABLE = (COMPILE_MEMORY, COMPILE_TIMEOUT, PLAIN, CHECK_MEMORY, COMPILE_AHEAD)
 NPU_TABLE = (NPU_TIMEOUT, NPU_CONTEXTS, NPU_LOCK)
 
 

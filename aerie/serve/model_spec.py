@@ -48,6 +48,7 @@ class ModelFlags(NamedTuple):
             variants=self.variants,
             decode=ROWS,
             kv_pool=self.kv_pool,
+            compile_ahead=not self.load_all_programs,
         )
 
 

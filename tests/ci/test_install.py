@@ -288,6 +288,8 @@ def test_every_variable_travels_as_typed(tmp_path: Path, name: str) -> None:
         "ISA": "bench",
         "HOST": "serve",
         "PORT": "serve",
+        "N_PROMPTS": "verify",
+        "CONVERSATION": "verify",
     }.get(name, "run")
     done = make(tmp_path, target, f"{name}={NASTY}", f"HF_LIKE_NO_OTHER={NASTY}", stamps=("run", "test"))
     assert (done.returncode, done.stderr) == (0, "")

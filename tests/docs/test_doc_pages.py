@@ -24,7 +24,7 @@ def name_of(page: Path) -> str:
 
 
 def is_run(block: Block) -> bool:
-    return block.reason is None and (block.language in RUN or bool(block.file))
+    return block.reason is None and not block.needs_smollm2 and (block.language in RUN or bool(block.file))
 
 
 def play(page: Path, folder: Path, slow: bool) -> None:
@@ -43,6 +43,7 @@ def play(page: Path, folder: Path, slow: bool) -> None:
 
 FAST = [page for page in PAGES if any(is_run(each) and not each.is_slow for each in blocks(page))]
 SLOW = [page for page in PAGES if any(is_run(each) and each.is_slow for each in blocks(page))]
+WITH_SMOLLM2 = [page for page in PAGES if any(each.needs_smollm2 for each in blocks(page))]
 
 
 @pytest.mark.parametrize("page", FAST, ids=name_of)
@@ -54,6 +55,16 @@ def test_a_page(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", SLOW, ids=name_of)
 def test_a_page_with_what_is_slow(page: Path, tmp_path: Path) -> None:
     play(page, tmp_path, slow=True)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("smollm2")
+@pytest.mark.parametrize("page", WITH_SMOLLM2, ids=name_of)
+def test_a_page_with_smollm2(page: Path, tmp_path: Path) -> None:
+    with contextlib.closing(Sandbox(tmp_path)) as sandbox:
+        for block in blocks(page):
+            if block.needs_smollm2:
+                sandbox.run(block)
 
 
 def test_what_is_not_run_says_why() -> None:

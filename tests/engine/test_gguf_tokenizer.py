@@ -33,7 +33,7 @@ from transformers.tokenization_utils_base import generate_merges
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.errors import CheckpointError
 from aerie.engine.gguf.pre_tokenizers import PRE_TOKENIZERS
-from aerie.engine.gguf.tokenizer import tokenizer_from_metadata
+from aerie.engine.gguf.tokenizer import missing_pre_tokenizer, tokenizer_from_metadata
 from aerie.engine.tokenizer import Tokenizer as EngineTokenizer
 from aerie.engine.tokenizer import load_tokenizer
 from tests import gguf_metadata
@@ -172,6 +172,19 @@ def test_default_cuts_punctuation_then_words_then_triples_of_digits() -> None:
     del missing["tokenizer.ggml.pre"]
     same, _ = tokenizer_from_metadata(missing)
     assert same.to_str() == made.to_str()
+
+
+def test_a_missing_pre_tokenizer_is_noted() -> None:
+    """Where it decides how text is cut: with a tokenizer.json, and in SentencePiece, it does not."""
+    metadata = metadata_of(trained("gpt-2"), "default")
+    assert missing_pre_tokenizer(metadata) == []
+    del metadata["tokenizer.ggml.pre"]
+    (note,) = missing_pre_tokenizer(metadata)
+    assert note.startswith(
+        "note: the GGUF file does not say how its tokenizer cuts text (tokenizer.ggml.pre)"
+    )
+    assert missing_pre_tokenizer({**metadata, "tokenizer.huggingface.json": "{}"}) == []
+    assert missing_pre_tokenizer({**metadata, "tokenizer.ggml.model": "llama"}) == []
 
 
 def test_every_name_is_a_tokenizer() -> None:

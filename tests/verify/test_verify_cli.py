@@ -56,6 +56,22 @@ def test_the_demo_passes(gate):
     assert "own" in record["ladders"][0]["steps"][0]
 
 
+@pytest.mark.parametrize("option", ["--prompts", "--conversation"])
+def test_blocks_have_no_further_prompts(gate, option):
+    code, out, err, _ = gate("--model", "demo-diffusion", option, "3")
+    assert (code, out) == (2, [])
+    assert err[-1] == (
+        "error: --prompts (N_PROMPTS) and --conversation (CONVERSATION) are for models that generate token by "
+        "token; this one fills in blocks: leave them out"
+    )
+
+
+def test_more_than_there_is_is_refused_before_anything_is_compared(gate):
+    code, out, err, _ = gate("--conversation", "500")
+    assert (code, out) == (2, [])
+    assert err[-1].startswith("error: --conversation is 500 tokens (CONVERSATION)")
+
+
 def test_a_fault_exits_with_1(gate, monkeypatch, prompts_alone):
     class NoFFN(Passing):
         def run(self, program, /, *, bo_key, **rest):

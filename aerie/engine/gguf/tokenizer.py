@@ -52,6 +52,19 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> tuple[Tokenizer, Cha
     )
 
 
+def missing_pre_tokenizer(metadata: Mapping[str, Any]) -> list[str]:
+    """The note that the name of the pre-tokenizer is missing, as in files of early converters; empty if it is
+    there, or not needed."""
+    is_needed = metadata.get("tokenizer.ggml.model") == BYTE_LEVEL and WHOLE_TOKENIZER not in metadata
+    if not is_needed or "tokenizer.ggml.pre" in metadata:
+        return []
+    return [
+        "note: the GGUF file does not say how its tokenizer cuts text (tokenizer.ggml.pre), so text is cut "
+        "as 'default', as llama.cpp does; answers are worse if the model was trained with other cuts: fetch "
+        "a newer file of the same model"
+    ]
+
+
 def _chat_template(vocabulary: Vocabulary) -> ChatTemplate | None:
     begin = TEMPLATE + "."
     templates = {
