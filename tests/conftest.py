@@ -79,7 +79,7 @@ def optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
 
 OF_MODELS = {"cli", "engine", "llama32_1b", "python_api", "serve", "verify"}
 """Rooms whose tests run whole models, in programs so small that a second thread mostly waits for the first:
-one takes a quarter less CPU. That threads change no bit is tested in virtual_npu and test_bit_identities.py."""
+one takes a quarter less CPU. That threads change no bit is for virtual_npu and test_bit_identities.py."""
 
 
 @pytest.fixture(scope="module", autouse=True)
