@@ -134,7 +134,7 @@ def test_killed_in_its_answer(tmp_path):
 def test_the_run_after_one_that_ended_while_it_compiled(number, tmp_path):
     """It compiles what is missing, in spite of compilers that may have outlived the first by seconds."""
     asked = ("--prompt", "What is the capital of France?", "--cache-dir", str(tmp_path / "programs"))
-    own = {"VNPU_CACHE": str(tmp_path / "vnpu"), "VNPU_OPT": "0"}
+    own = {"VNPU_CACHE": str(tmp_path / "vnpu")}
     first = Run(tmp_path, *asked, **own)
     first.wait_for("compiling")
     time.sleep(1.0)
