@@ -172,7 +172,7 @@ test: $(TEST) ## lint, and all tests except the slow ones and those that need an
 	  [ $$linted -eq 0 ] || echo "error: make lint failed (above)" >&2; \
 	  exit $$((tests ? tests : linted))
 
-test-slow: $(TEST) ## the slow tests: those that take more than two CPU seconds
+test-slow: $(TEST) ## the slow tests: those that take more than one CPU second
 	@$(PY) -m pytest -m slow $(call option,--shard,SHARD) $(SPREAD)
 
 lit: $(TEST) ## only the lit suite: texts, messages, and the tests on an NPU if there is one

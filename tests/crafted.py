@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _below_none(drawn: random.Random, arrays: Arrays, _: dict[str, str]) -> None
 
 
 DAMAGES: tuple[Callable[[random.Random, Arrays, dict[str, str]], None], ...] = (
-    *(_to(lambda array, kind=kind: array.astype(kind)) for kind in ("float32", "int8", "uint64", "bool")),
+    *(_to(methodcaller("astype", kind)) for kind in ("float32", "int8", "uint64", "bool")),
     _to(lambda array: array.astype("int64" if array.dtype == "uint16" else "uint16")),
     _to(lambda array: array[..., None]),
     _to(lambda array: array.reshape(-1)[:-1]),

@@ -134,13 +134,15 @@ class Source:
         """Tensors by the file's names and in its order of rows, in float32."""
         kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
         names = gguf.get_tensor_name_map(kind, self.config["num_hidden_layers"])
-        found = {}
+        found: dict[str, np.ndarray] = {}
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         for name, values in self.tensors.items():
             count = next((self.config[entry] for part, entry in heads.items() if part in name), None)
             if count and self.architecture == "llama":
                 values = permuted(values, count)
-            found[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
+            in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert in_file, name
+            found[in_file] = values
         if self.rope["rope_type"] == "llama3":
             found["rope_freqs.weight"] = divisors(self.rope, self.head_dim)
         return found

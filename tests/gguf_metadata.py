@@ -52,7 +52,9 @@ def of_pieces(
     numbers = {token: number for number, token in enumerate(tokens)}
     for token, special in (added or {}).items():
         if token not in numbers:
-            tokens.append(token), scores.append(0.0), types.append(1)
+            tokens.append(token)
+            scores.append(0.0)
+            types.append(1)
             numbers[token] = len(tokens) - 1
         at = numbers[token]
         scores[at], types[at] = -1000.0, 3 if special or _looks_special(token) else 4

@@ -60,7 +60,7 @@ def test_cpu_seconds_are_printed_for_all_and_for_the_slowest_tests() -> None:
 
     reports = [report("a", 0.5, 0.25), report("b", 1.0, 6.0), report("c", 2.0)]
     assert cpu_seconds.table(reports, 2) == [
-        "10 CPU seconds in 3 tests, 1 of them above 2",
+        "10 CPU seconds in 3 tests, 2 of them above 1",
         "     7.0 b",
         "     2.0 c",
     ]

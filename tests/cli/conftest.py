@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def prepared(monkeypatch, numpy_runner_class, programs_without_text):
         report.note("prepared")
         config = checkpoint.config
         seq_len = options.seq_len or round_up_seq_len(max(128, options.prompt_tokens))
-        cache = NumpyCache()
+        cache: Any = NumpyCache()
         runner = numpy_runner_class(config)
         model = build_model(
             checkpoint,

@@ -6,6 +6,8 @@ not depend on how many others there are, which BLAS does not promise.
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -72,9 +74,9 @@ class NumpyRunner:
 
     def __init__(self, config: ModelConfig):
         self.config = config
-        self.sets = {}
-        self.results = {}
-        self.calls = []  # (program name, bo_key) in call order
+        self.sets: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
+        self.calls: list[tuple[str, str]] = []  # (program name, bo_key) in call order
 
     def record(self):
         return None  # every call comes through `run`

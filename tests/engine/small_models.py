@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -87,7 +88,8 @@ def numpy_model():
     def make(folder, seq_len=64) -> LoadedModel:
         checkpoint = open_checkpoint(folder)
         programs = argument_tables(checkpoint.config.shape, seq_len)
-        model = build_model(checkpoint, programs, NumpyRunner(checkpoint.config), VariantSet(seq_len))
+        runner: Any = NumpyRunner(checkpoint.config)  # has what these programs need of a runner
+        model = build_model(checkpoint, programs, runner, VariantSet(seq_len))
         list(preload(model, checkpoint.weights))
         return model
 

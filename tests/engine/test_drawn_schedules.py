@@ -33,7 +33,7 @@ from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.verify.random_model import random_checkpoint, random_model_config
 from tests.engine.test_scheduler import session_of
 
-FEW, MANY = 1, 12
+FEW, MANY = 1, 6
 """Schedules of a test."""
 ANSWERS = 9
 RULES = ("sequential", "low_confidence_static", "low_confidence_dynamic", "entropy_bounded")
@@ -145,7 +145,7 @@ def check(session: Session, drafts: Sequence[Any], schedules: int) -> None:
     """So many schedules, and as many more as it takes for one to give way and one to be cancelled."""
     random = np.random.default_rng(2)
     preempted = cancelled = number = 0
-    while number < schedules or (not (preempted and cancelled) and number < MANY):
+    while number < schedules or (not (preempted and cancelled) and number < 2 * MANY):
         number += 1
         schedule = drawn(random, drafts, session.model.config.eos_token_ids)
         wanted = [alone(session, asked) for asked in schedule]

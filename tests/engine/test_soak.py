@@ -21,11 +21,11 @@ from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.runtime import select_backend
 
-REQUESTS, TOKENS, AT_A_TIME, SETTLED = 1000, 200, 8, 100
+REQUESTS, TOKENS, AT_A_TIME, SETTLED = 1000, 80, 8, 100
 LONGEST = 60
 """Tokens of a prompt. The first ones have as many, so that the largest window and its programs are there."""
 GROWTH_BYTES = 2 << 20
-"""What an allocator may keep to itself. A byte for each token that is made would be a tenth of it."""
+"""What an allocator may keep to itself. An object of 32 bytes for each token that is made would be more."""
 
 
 def resident_bytes() -> int:

@@ -1,7 +1,8 @@
 """Every kernel in every mode of the virtual NPU: which bits must not change from one mode to the other.
 
 A mode is how a kernel is built and run; a kernel's results in it are made once. A few pairs are among the
-default tests, and all of them among the long ones.
+default tests, and all of them among the slow ones, of two shapes where cores round down: that the call stands
+first in every shape is read in the text (test_the_call_comes_before_the_first_rounding).
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ PAIRS = [
     for mode in MODES
     if mode != MODES[mode].like
     for name, spec in all_kernels().items()
-    for case in range(len(spec.cases) if "floor" in mode else 1)
+    for case in ((0, len(spec.cases) - 1) if "floor" in mode else (0,))
 ]
 
 

@@ -168,11 +168,25 @@ PUBLISHED = {
     "Qwen3-32B": dataclasses.replace(model_shape(5120, 64, 8, 128, 25600, 151936), qk_norm=True),
 }
 """Sizes from the config.json files of these models."""
+BUILT = (
+    "Llama-2-13B",
+    "Llama-3.1-70B",
+    "Mistral-Nemo-12B",
+    "SmolLM2-135M",
+    "SmolLM2-360M",
+    "Qwen2.5-0.5B",
+    "Qwen2.5-7B",
+    "Qwen2.5-72B",
+    "Qwen3-0.6B",
+    "Qwen3-32B",
+)
+"""Of each kind of layer the narrowest and the widest, and those whose heads or hidden sizes are odd: to build
+one takes seconds."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [name if name == "SmolLM2-135M" else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED],
+    [pytest.param(name, marks=() if name == "SmolLM2-135M" else pytest.mark.slow) for name in BUILT],
 )
 def test_programs_of_published_models_fit_the_device(name):
     for program in build_programs(PUBLISHED[name], 2048).values():

@@ -161,7 +161,7 @@ def table(suite: str, results: Sequence[Result]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.outside", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="python -m tests.outside", description=__doc__.partition("\n")[0])
     parser.add_argument("--llama-cpp", type=Path, help="llama.cpp's tools/server/tests")
     parser.add_argument("--lemonade", type=Path, help="Lemonade's test")
     parser.add_argument("--python", default=sys.executable, help="has what these import (default: this one)")

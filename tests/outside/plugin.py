@@ -91,7 +91,7 @@ _llama_cpp_read: list[str] = []
 
 
 def _llama_cpp() -> None:
-    utils = importlib.import_module("utils")
+    utils: Any = importlib.import_module("utils")
     structures = importlib.import_module("requests.structures")
     process = utils.ServerProcess
     whole, streamed = process.make_request, process.make_stream_request
@@ -132,7 +132,7 @@ def _lemonade() -> None:
     row = {"backends": [], "supports": dict(suites.SUPPORTS), "test_models": models}
     capabilities.CAPABILITIES["llm"]["aerie"] = row
     capabilities.set_current_config("aerie", None, "llm")
-    requests = importlib.import_module("requests")
+    requests: Any = importlib.import_module("requests")
     post = requests.post
 
     def is_set(url: str, *more: Any, **named: Any) -> Any:

@@ -24,7 +24,7 @@ SHAPE = (4, 8)
 
 @dataclass(frozen=True)
 class FakeArgument:
-    shape: tuple
+    shape: tuple[int, ...]
     dtype: str = "f32"
     itemsize: int = 4
 

@@ -138,7 +138,7 @@ NAMES = (
     "[",
     "a/b",
 )
-QUERIES = (
+QUERIES: tuple[str, ...] = (
     "",
     "action=save",
     "action=restore",
@@ -187,7 +187,7 @@ class Drawing:
     @property
     def addresses(self) -> set[tuple[str, str]]:
         """Methods and paths, as their routes have them."""
-        return {(method, route.path) for route, _ in self._routes for method in route.methods}
+        return {(method, route.path) for route, _ in self._routes for method in route.methods or ()}
 
     def request(self, seed: int, number: int) -> tuple[tuple[str, str], Drawn]:
         """The address, and a request of it."""
@@ -196,7 +196,7 @@ class Drawing:
         # Each address in turn; and between these, such as take a body, in which most can be wrong.
         each = self._routes[number // 3 % len(self._routes)] if number % 3 == 0 else chance.choice(taking)
         route, schema = each
-        method = min(route.methods)
+        method = min(route.methods or ())
         target = self._target(route.path, chance)
         drawn = Drawn(method, target)
         if schema is not None:

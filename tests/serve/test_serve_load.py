@@ -22,6 +22,7 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.stop_strings import StopStrings
 from aerie.serve.output_processor import OutputProcessor
 from aerie.serve.service import ServerLimits
+from tests.serve.conftest import http_client
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FRANCE = "What is the capital of France?"
@@ -350,7 +351,7 @@ def test_a_process_from_its_start_to_sigterm() -> None:
     try:
         assert process.stderr is not None
         (url,) = re.findall(r"demo at (http://127.0.0.1:\d+);", process.stderr.readline())
-        with httpx2.Client(base_url=url, headers={"Authorization": "Bearer k"}, timeout=60) as http:
+        with http_client(url, 60, headers={"Authorization": "Bearer k"}) as http:
             while http.get("/health").status_code == 503:
                 time.sleep(0.05)
             with http.stream("POST", CHAT, json={**BODY, "stream": True}) as response:

@@ -29,7 +29,7 @@ from aerie.serve.model_spec import ModelSpec
 from aerie.serve.models import MemoryLimit, ModelManager
 from aerie.serve.service import RELOAD_DELAY_S, ModelState, ServedModel, ServerLimits
 from aerie.serve.worker import OpenedModel
-from tests.serve.conftest import Serving, opened, start_models
+from tests.serve.conftest import Serving, http_client, opened, start_models
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FRANCE = "What is the capital of France?"
@@ -405,7 +405,7 @@ def test_a_client_that_goes_away_while_it_waits_for_room(
     loaded(serving, "demo")
     with serving.http as http, http.stream("POST", COMPLETIONS, json=endless(serving, "demo")) as response:
         next(lines := response.iter_lines())
-        with httpx2.Client(base_url=serving.url, timeout=0.3) as other, pytest.raises(httpx2.ReadTimeout):
+        with http_client(serving.url, 0.3) as other, pytest.raises(httpx2.ReadTimeout):
             other.post(CHAT, json={"model": "demo-drafter", "messages": USER})
         serving.wait_until(lambda: states(serving)["demo-drafter"] == "unloaded")
         next(lines)
@@ -413,11 +413,11 @@ def test_a_client_that_goes_away_while_it_waits_for_room(
 
 def test_loading_and_unloading_by_request(starting_models: Callable[[ModelManager], Serving]) -> None:
     serving = starting_models(ModelManager(offers("demo", "demo-drafter"), ServerLimits(api_key="k")))
-    with httpx2.Client(base_url=serving.url, timeout=30) as anybody:
+    with http_client(serving.url, 30) as anybody:
         for path in ("/models/load", "/models/unload"):
             assert anybody.post(path, json={"model": "demo"}).status_code == 401
     headers = {"Authorization": "Bearer k"}
-    with httpx2.Client(base_url=serving.url, timeout=30, headers=headers) as http:
+    with http_client(serving.url, 30, headers=headers) as http:
 
         def posted(path: str, model: str = "demo-drafter") -> httpx2.Response:
             return http.post(f"/models/{path}", json={"model": model})
@@ -511,7 +511,7 @@ def test_many_clients_of_models_that_give_way_to_each_other(
             )
             if chosen.random() < 0.2:
                 with (
-                    httpx2.Client(base_url=serving.url, timeout=0.02) as gone,
+                    http_client(serving.url, 0.02) as gone,
                     suppress(httpx2.TimeoutException),
                 ):
                     gone.post(CHAT, json={"model": chosen.choice(names), "messages": USER})

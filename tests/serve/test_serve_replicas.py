@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import OpenAI
 
 from aerie.serve.replica_proxy import REPLICA_LOST
+from tests.serve.conftest import openai_client
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("ray", reason="replicas need the extra ray, which make test does not install")
@@ -33,7 +33,7 @@ class Replicated:
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process, self.url = process, url
-        self.openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+        self.openai = openai_client(url, 60)
 
     def replicas(self) -> list[int]:
         """The processes of the replicas, as far as they are descendants of ours."""

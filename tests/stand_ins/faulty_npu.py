@@ -93,7 +93,7 @@ class FaultyPyxrt(ModuleType):
         self.__dict__.update({name: getattr(pyxrt, name) for name in pyxrt.__all__})
         outer = self
 
-        class Run(pyxrt.run):  # type: ignore[misc]
+        class Run(pyxrt.run):
             def __init__(self, kernel: Any) -> None:
                 super().__init__(kernel)
                 self.faulty = kernel.name == f"main:{outer.program}"

@@ -221,7 +221,7 @@ def in_order(order: int, a: Array, b: Array, c: Array, depth: int = 8) -> Array:
 
 def _in_odd_pairs(row: Array, column: Array, total: float) -> float:
     """One element by BFDOT, for finite numbers."""
-    row, column, total = flushed(row), flushed(column), float(flushed(np.float64(total)))
+    row, column, total = flushed(row), flushed(column), float(flushed(np.array(total)))
     for k in range(0, len(row), 2):
         even, odd = (float(row[i] * column[i]) for i in (k, k + 1))  # exact
         total = odd_sum(total, odd_sum(to_odd(Fraction(even), even), to_odd(Fraction(odd), odd)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,16 @@ CASES: tuple[tuple[str, Parameters], ...] = (
 LARGE = {"m": 136, "k": 256, "n": 192}
 """A GEMM that is worth several threads."""
 LACKED = ("AMX emulated", "BFMMLA emulated")
-BY_SIGNAL = pytest.param("AMX by signal", marks=pytest.mark.slow)
+BY_SIGNAL = "AMX by signal"
+"""AMX's own instructions, each emulated where it traps. Sums have the order of "AMX emulated"."""
 
 
-@pytest.fixture(params=[*LACKED, BY_SIGNAL])
+def on_sets(cases: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Parameters: every case on the sets of LACKED, and the last one by signal."""
+    return [*((name, case) for name in LACKED for case in cases), (BY_SIGNAL, cases[-1])]
+
+
+@pytest.fixture
 def emulated(request: pytest.FixtureRequest) -> Iterator[InstructionSet]:
     """Programs are built for one of these sets meanwhile."""
     with SETS[request.param].chosen():
@@ -36,8 +42,9 @@ def emulated(request: pytest.FixtureRequest) -> Iterator[InstructionSet]:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize(("name", "case"), CASES)
-def test_results_are_within_the_tolerance_of_the_kernel(name: str, case: Parameters) -> None:
+@pytest.mark.parametrize(("emulated", "product"), on_sets(CASES), indirect=["emulated"])
+def test_results_are_within_the_tolerance_of_the_kernel(product: tuple[str, Parameters]) -> None:
+    name, case = product
     for result, difference in compare(all_kernels()[name], case).items():
         assert difference.passes, f"{result}: {difference}"
 
@@ -50,15 +57,16 @@ def result(name: str, case: Parameters, options: BuildOptions) -> Array:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize(("name", "case"), CASES)
-def test_products_that_are_not_recognised_give_the_same_bits(name: str, case: Parameters) -> None:
+@pytest.mark.parametrize(("emulated", "product"), on_sets(CASES), indirect=["emulated"])
+def test_products_that_are_not_recognised_give_the_same_bits(product: tuple[str, Parameters]) -> None:
     """With checks every block is multiplied by itself."""
+    name, case = product
     recognised, by_blocks = (result(name, case, BuildOptions(checks=checks)) for checks in (False, True))
     assert recognised.tobytes() == by_blocks.tobytes()
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("k", [48, 96, 224])
+@pytest.mark.parametrize(("emulated", "k"), on_sets([48, 224, 96]), indirect=["emulated"])
 def test_a_row_has_the_same_bits_in_both_gemms(k: int) -> None:
     """The tiles that divide k differ: 96 is three of 32 or two of 48, which AMX does not sum in whole goes.
 
@@ -76,6 +84,7 @@ def test_a_row_has_the_same_bits_in_both_gemms(k: int) -> None:
 
 
 @pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("emulated", LACKED, indirect=True)
 def test_no_thread_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     results = set()
     for threads in range(1, 5):
@@ -93,8 +102,7 @@ def test_the_sets_differ() -> None:
     assert len(found) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*LACKED, BY_SIGNAL])
+@pytest.mark.parametrize("name", ["BFMMLA emulated", BY_SIGNAL])
 def test_the_demo_answers(name: str) -> None:
     with SETS[name].chosen(), load("demo", backend="virtual") as model:
         assert str(model.generate("What is the capital of France?")) == "The capital of France is Paris."

@@ -43,11 +43,22 @@ def operands(module: KernelModule, seed: int = 1) -> list[Array]:
     return [a, b, c]
 
 
+OTHER_SETS = [name for name in SETS if name != "native"]
+PAIRS = [
+    *((shape, "native") for shape in SHAPES),
+    *(
+        (shape, OTHER_SETS[(number + more) % len(OTHER_SETS)])
+        for number, shape in enumerate(SHAPES)
+        for more in (0, 3)
+    ),
+]
+"""Every shape on the CPU's own set, and on two of the others, each of which has two shapes or more."""
+
+
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "native" else pytest.mark.slow) for name in SETS],
+    ("shape", "name"),
+    [pytest.param(*pair, marks=() if pair[1] == "native" else pytest.mark.slow) for pair in PAIRS],
 )
-@pytest.mark.parametrize("shape", SHAPES)
 def test_a_launch_is_one_product_with_the_same_bits(program, run, shape, name):
     """As a program with checks gives them, block by block, whatever multiplies."""
     module = gemm.build(**SHAPES[shape])
