@@ -291,7 +291,9 @@ class ConfigureCascadeOp(AieOp):
     tile = operand_def(INDEX)
     input_dir = prop_def(StringAttr)
     output_dir = prop_def(StringAttr)
-    FORMAT: ClassVar[str] = "`(` $tile `,` custom<Word>($input_dir) `,` custom<Word>($output_dir) `)` attr-dict"
+    FORMAT: ClassVar[str] = (
+        "`(` $tile `,` custom<Word>($input_dir) `,` custom<Word>($output_dir) `)` attr-dict"
+    )
 
 
 @irdl_op_definition

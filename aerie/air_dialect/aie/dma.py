@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-from xdsl.dialects.builtin import BoolAttr, DenseArrayBase, IntegerAttr, MemRefType, StringAttr, i1, i32
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, MemRefType, StringAttr, i1, i32
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -102,9 +102,7 @@ class DmaStartOp(IRDLOperation):
             properties["repeat_count"] = parse_number(parser)
         parser.parse_punctuation(")")
         attributes = parser.parse_optional_attr_dict()
-        return cls(
-            result_types=[i1], properties=properties, attributes=attributes, successors=[dest, chain]
-        )
+        return cls(result_types=[i1], properties=properties, attributes=attributes, successors=[dest, chain])
 
     def print(self, printer: Printer) -> None:
         printer.print_string(f"({self.direction.data}, {self.channel.value.data}, ")
@@ -176,7 +174,7 @@ class DmaOp(IRDLOperation):
     def loops(self) -> bool:
         """Whether the descriptors begin again after the last one; so it is unless `loop = false`."""
         loop = self.attributes.get("loop")
-        return not isinstance(loop, IntegerAttr | BoolAttr) or bool(loop.value.data)
+        return not isinstance(loop, IntegerAttr) or bool(loop.value.data)
 
 
 @irdl_op_definition
@@ -205,7 +203,13 @@ class DmaBdOp(IRDLOperation):
         parser.parse_punctuation("(")
         buffer = parser.parse_unresolved_operand()
         parser.parse_punctuation(":")
-        operands: list[list[SSAValue]] = [[parser.resolve_operand(buffer, parser.parse_type())], [], [], [], []]
+        operands: list[list[SSAValue]] = [
+            [parser.resolve_operand(buffer, parser.parse_type())],
+            [],
+            [],
+            [],
+            [],
+        ]
         properties: dict[str, Attribute] = {}
         if parser.parse_optional_punctuation(",") is not None:
             _parse_positional(parser, properties)
@@ -234,7 +238,9 @@ class DmaBdOp(IRDLOperation):
             pads = integers(self.pad)
             pairs = zip(pads[::2], pads[1::2], strict=True)
             printer.print_string(
-                " pad [" + ", ".join(f"<const_pad_before = {a}, const_pad_after = {b}>" for a, b in pairs) + "]"
+                " pad ["
+                + ", ".join(f"<const_pad_before = {a}, const_pad_after = {b}>" for a, b in pairs)
+                + "]"
             )
         print_parts(printer, ")", self.attributes)
 
@@ -243,9 +249,13 @@ class DmaBdOp(IRDLOperation):
             raise VerifyException("aie.dma_bd takes a memref")
         sizes, strides, pads = (integers(a) for a in (self.static_sizes, self.static_strides, self.pad))
         if len(sizes) != len(strides):
-            raise VerifyException(f"aie.dma_bd has {len(sizes)} sizes and {len(strides)} strides: give as many")
+            raise VerifyException(
+                f"aie.dma_bd has {len(sizes)} sizes and {len(strides)} strides: give as many"
+            )
         if len(sizes) > MOST_DIMENSIONS:
-            raise VerifyException(f"aie.dma_bd has {len(sizes)} dimensions: a descriptor has {MOST_DIMENSIONS}")
+            raise VerifyException(
+                f"aie.dma_bd has {len(sizes)} dimensions: a descriptor has {MOST_DIMENSIONS}"
+            )
         if pads and len(pads) != 2 * len(sizes):
             raise VerifyException("aie.dma_bd pads other dimensions than it has: give a pair for each size")
 

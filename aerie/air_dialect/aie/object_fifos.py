@@ -104,7 +104,9 @@ class ObjectFifoOp(IRDLOperation):
         for number, consumer in enumerate(self.consumers):
             print_parts(printer, ", " if number else "", consumer)
             if self.from_stream is not None and integers(self.from_stream.data[number]):
-                printer.print_string(f" dimensionsFromStream {_dimension_text(self.from_stream.data[number])}")
+                printer.print_string(
+                    f" dimensionsFromStream {_dimension_text(self.from_stream.data[number])}"
+                )
         depths = integers(self.depths)
         shown = f"{depths[0]} : i32" if len(depths) == 1 else "[" + ", ".join(map(str, depths)) + "]"
         print_parts(printer, "}, " + shown + ")", self.attributes, " : ", self.fifo_type)
@@ -197,9 +199,7 @@ def _parse_symbols(parser: Parser) -> ArrayAttr[SymbolRefAttr]:
 
 def _parse_offsets(parser: Parser) -> DenseArrayBase:
     return integer_array(
-        parser.parse_comma_separated_list(
-            parser.Delimiter.SQUARE, lambda: parse_number(parser).value.data
-        )
+        parser.parse_comma_separated_list(parser.Delimiter.SQUARE, lambda: parse_number(parser).value.data)
     )
 
 
@@ -320,5 +320,3 @@ class ObjectFifoSubviewAccessOp(IRDLOperation):
 def symbol_of(reference: SymbolRefAttr) -> str:
     """The name that a flat reference has."""
     return reference.root_reference.data
-
-
