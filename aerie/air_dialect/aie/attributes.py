@@ -59,6 +59,25 @@ class BdDimLayoutAttr(FieldsAttr):
     name = "aie.bd_dim_layout"
 
 
+@irdl_attr_definition
+class BdPadLayoutArrayAttr(Data[tuple[tuple[int, int], ...]]):
+    """`#aie<bd_pad_layout_array[<const_pad_before = 2, const_pad_after = 1>]>`."""
+
+    name = "aie.bd_pad_layout_array"
+
+    @classmethod
+    def parse_parameter(cls, parser: AttrParser) -> tuple[tuple[int, int], ...]:
+        def parse_pair() -> tuple[int, int]:
+            first, second = FieldsAttr.parse_parameter(parser)
+            return first[1], second[1]
+
+        return tuple(parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parse_pair))
+
+    def print_parameter(self, printer: Printer) -> None:
+        pairs = (f"<const_pad_before = {a}, const_pad_after = {b}>" for a, b in self.data)
+        printer.print_string("[" + ", ".join(pairs) + "]")
+
+
 def _parse_buffer_type(parser: AttrParser) -> Sequence[Attribute]:
     with parser.in_angle_brackets():
         start = parser.pos

@@ -11,6 +11,7 @@ _OPS = [op for module in (array, dma, object_fifos, routing, sequence) for op in
 _ATTRIBUTES = [
     attributes.BdDimLayoutAttr,
     attributes.BdIterationAttr,
+    attributes.BdPadLayoutArrayAttr,
     attributes.BdPadLayoutAttr,
     attributes.ObjectFifoSubviewType,
     attributes.ObjectFifoType,

@@ -28,7 +28,7 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.aie.attributes import ObjectFifoSubviewType, ObjectFifoType
+from aerie.air_dialect.aie.attributes import BdPadLayoutArrayAttr, ObjectFifoSubviewType, ObjectFifoType
 from aerie.air_dialect.aie.formats import (
     INDEX,
     integer_array,
@@ -320,3 +320,11 @@ class ObjectFifoSubviewAccessOp(IRDLOperation):
 def symbol_of(reference: SymbolRefAttr) -> str:
     """The name that a flat reference has."""
     return reference.root_reference.data
+
+
+def padding_of(op: ObjectFifoOp) -> list[tuple[int, int]]:
+    """The zeros before and after each dimension, [] for none."""
+    found = op.attributes.get("padDimensions")
+    if not isinstance(found, BdPadLayoutArrayAttr):
+        return []
+    return [(before, after) for before, after in found.data]

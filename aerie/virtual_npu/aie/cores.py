@@ -9,7 +9,10 @@ from xdsl.dialects.builtin import ArrayAttr, DenseIntElementsAttr, MemRefType, S
 from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.aie import array
-from aerie.virtual_npu.aie.design import Device, lock_number
+from aerie.air_dialect.aie import object_fifos as fifo_ops
+from aerie.common.shown_names import symbol_name
+from aerie.virtual_npu.aie.design import Device, lock_number, place_of
+from aerie.virtual_npu.aie.object_fifos import Fifo
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, emitter
 from aerie.virtual_npu.codegen.dialect import NestOp, wrap
@@ -34,6 +37,9 @@ class CoreBody(Body):
     variables: list[str] = field(default_factory=list)
     """Declarations of variables that more than one block uses."""
     labels: dict[Block, str] = field(default_factory=dict)
+    fifos: dict[str, Fifo] = field(default_factory=dict)
+    ports: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The C++ variable of each end of an object FIFO that the core uses."""
 
 
 def emit_core(file: AieFile, device: Device, core: array.CoreOp) -> str:
@@ -42,7 +48,7 @@ def emit_core(file: AieFile, device: Device, core: array.CoreOp) -> str:
     name = file.fresh(f"core_{device.number}_{column}_{row}")
     _link_functions(file, core)
     _mark_nests(core)
-    body = CoreBody(file, BodyMode.PROCESS, root=core, device=device)
+    body = CoreBody(file, BodyMode.PROCESS, root=core, device=device, fifos=device.fifos)
     for value, number in _buffers_used(device, core).items():
         _bind_buffer(body, value, number)
     _emit_blocks(body, core)
@@ -242,6 +248,76 @@ def _get_cascade(body: Body, op: Operation) -> None:
     body.define(op.results[0], f"core.get<{types.cpp(op.results[0].type)}>()")
 
 
+# ---- object FIFOs ----
+
+
+def _port(body: Body, op: Operation) -> str:
+    """The C++ variable of the end of a FIFO that an acquire or a release uses."""
+    assert isinstance(op, fifo_ops.ObjectFifoAcquireOp | fifo_ops.ObjectFifoReleaseOp)
+    assert isinstance(body, CoreBody)
+    name, kind = fifo_ops.symbol_of(op.fifo), op.port.data
+    if (name, kind) in body.ports:
+        return body.ports[name, kind]
+    fifo = body.fifos.get(name)
+    if fifo is None:
+        raise unsupported(op, f"no aie.objectfifo {symbol_name(name)}")
+    ends = [0] if kind == "Produce" else range(1, len(fifo.places))
+    assert isinstance(body.root, array.CoreOp)
+    place = place_of(body.root.tile)
+    pool = next((fifo.pools[end] for end in ends if fifo.places[end] == place), None)
+    if pool is None:
+        raise unsupported(op, f"tile {place} has no end of {symbol_name(name)} to {kind.lower()} at")
+    free, full = pool.locks[0]
+    held, given = (free, full) if kind == "Produce" else (full, free)
+    variable = body.fresh(f"fifo_{name}_{kind}")
+    numbers = [pool.buffers[0], len(pool.buffers), held, given, pool.repeat]
+    body.variables.append(f"  vnpu::aie::FifoPort {variable}({', '.join(map(str, numbers))});")
+    body.ports[name, kind] = variable
+    return variable
+
+
+@emitter("aie.objectfifo.acquire")
+def _acquire_objects(body: Body, op: Operation) -> None:
+    assert isinstance(op, fifo_ops.ObjectFifoAcquireOp)
+    port = _port(body, op)
+    body.comment(op)
+    body.emit_line(f"co_await {port}.acquire(core, {op.size.value.data}, {line_of(op)});")
+    body.values[op.subview] = Scalar(port, is_literal=True)
+
+
+@emitter("aie.objectfifo.release")
+def _release_objects(body: Body, op: Operation) -> None:
+    assert isinstance(op, fifo_ops.ObjectFifoReleaseOp)
+    port = _port(body, op)
+    body.comment(op)
+    body.emit_line(f"{port}.release(core, {op.size.value.data}, {line_of(op)});")
+
+
+@emitter("aie.objectfifo.subview.access")
+def _access_object(body: Body, op: Operation) -> None:
+    assert isinstance(op, fifo_ops.ObjectFifoSubviewAccessOp)
+    type_ = op.output.type
+    assert isinstance(type_, MemRefType)
+    scalar, name = types.scalar(type_.element_type), body.name_for(op.output)
+    port = body.text(op.subview)
+    body.emit_line(f"{scalar} *const {name} = {port}.object<{scalar}>(core, {op.index.value.data});")
+    body.values[op.output] = static_memref(name, type_)
+
+
+def _released_by_fifos(device: Device, core: array.CoreOp) -> list[int]:
+    found: list[int] = []
+    place = place_of(core.tile)
+    for op in core.walk():
+        if isinstance(op, fifo_ops.ObjectFifoReleaseOp):
+            fifo = device.fifos[fifo_ops.symbol_of(op.fifo)]
+            ends = [0] if op.port.data == "Produce" else range(1, len(fifo.places))
+            for end in ends:
+                pool = fifo.pools[end]
+                if fifo.places[end] == place and pool is not None:
+                    found.append(pool.locks[0][1 if op.port.data == "Produce" else 0])
+    return found
+
+
 def released_locks(device: Device, core: array.CoreOp) -> list[int]:
     """The locks that a core releases somewhere."""
     found = [
@@ -249,7 +325,7 @@ def released_locks(device: Device, core: array.CoreOp) -> list[int]:
         for op in core.walk()
         if isinstance(op, array.UseLockOp) and op.action.data == "Release"
     ]
-    return sorted(set(found))
+    return sorted({*found, *_released_by_fifos(device, core)})
 
 
 # ---- vectors ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType, StringAttr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
@@ -111,6 +112,8 @@ class Device:
     cascades: list[tuple[int, int]] = field(default_factory=list)
     flows: list[tuple[Channel, Channel]] = field(default_factory=list)
     """Circuits that object FIFOs need, beside those of the text."""
+    fifos: dict[str, Any] = field(default_factory=dict)
+    """The object FIFOs (object_fifos.Fifo), by name."""
     allocations: dict[str, tuple[Channel, PacketInfoAttr | None]] = field(default_factory=dict)
     buffer_of: dict[SSAValue, int] = field(default_factory=dict)
     buffer_named: dict[str, int] = field(default_factory=dict)
@@ -143,6 +146,10 @@ class Device:
         self.bds.append(bd)
         return len(self.bds) - 1
 
+    def add_task(self, channel: Channel, bd: int, repeat: int = 0) -> None:
+        """A further chain of a channel."""
+        self.tasks.append(Task(self.channel(channel.place, channel.sends, channel.number), bd, repeat))
+
     def core_at(self, place: Place) -> int | None:
         """The number of the core of a tile; None where it has none."""
         return next((n for n, core in enumerate(self.cores) if place_of(core.tile) == place), None)
@@ -164,10 +171,9 @@ def _parent(block: Block) -> Operation:
 
 
 def value_name(value: SSAValue) -> str:
-    """The name of a lock or buffer: its symbol, or that of the SSA value."""
+    """The symbol of a lock or buffer; empty where it has none."""
     owner = value.owner
-    name = string_of(owner, "sym_name") if isinstance(owner, Operation) else ""
-    return name or f"%{value.name_hint or 'unnamed'}"
+    return string_of(owner, "sym_name") if isinstance(owner, Operation) else ""
 
 
 # ---- reading ----

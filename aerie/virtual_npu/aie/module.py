@@ -12,6 +12,7 @@ from aerie.air_dialect.aie.attributes import PacketInfoAttr
 from aerie.air_dialect.aie.sequence import RunOp, RuntimeSequenceOp
 from aerie.virtual_npu.aie.cores import AieFile, emit_core, released_locks
 from aerie.virtual_npu.aie.design import Bd, Device, LockUse, Place, place_of, read_device
+from aerie.virtual_npu.aie.object_fifos import lower_object_fifos
 from aerie.virtual_npu.aie.routes import Route, routes
 from aerie.virtual_npu.aie.sequence import emit_sequence, entry_name
 from aerie.virtual_npu.codegen import types
@@ -49,6 +50,7 @@ def generate(module: ModuleOp, text: str, options: BuildOptions) -> GeneratedCpp
     found = [op for op in module.body.block.ops if isinstance(op, DeviceOp)]
     file.devices = [read_device(op, number) for number, op in enumerate(found)]
     for device in file.devices:
+        device.fifos = dict(lower_object_fifos(device))
         file.declarations.append(f"extern const vnpu::aie::DeviceTable device_{device.number};")
     entries = {}
     tables = []

@@ -71,8 +71,8 @@ void Lock::acquire_by(Actor &actor, int wanted, bool at_least) {
 
 void Lock::release(Site site, int count) {
   if (value + count > Capacity::kMostLock) {
-    fail_as(Failure::kLock, site, "%.200s of tile (%d, %d) is %d and would become %d: a lock has six bits, 0 to %d",
-            table->name, table->place.column, table->place.row, value, value + count, Capacity::kMostLock);
+    fail_as(Failure::kLock, site, "lock %d (%.200s) of tile (%d, %d) is %d and would become %d: it has six bits, 0 to %d",
+            table->number, table->name, table->place.column, table->place.row, value, value + count, Capacity::kMostLock);
   }
   value += count;
   grant();

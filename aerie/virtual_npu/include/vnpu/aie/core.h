@@ -14,4 +14,32 @@ VNPU_INLINE Vec<T, N> joined(const Vec<T, N> &first, const Vec<T, N> &second) {
   return to.vec();
 }
 
+// A core's end of an object FIFO: which buffer comes next, and how many it holds.
+class FifoPort {
+ public:
+  // first: the first of `depth` buffers. to_hold, to_give: the locks. times: how many credits an object has.
+  FifoPort(int first, int depth, int to_hold, int to_give, int times)
+      : first_(first), depth_(depth), to_hold_(to_hold), to_give_(to_give), times_(times) {}
+  // Holds `count` objects, with those that it holds already.
+  Await acquire(Core &core, int count, int line) {
+    const int more = count - held_;
+    if (more <= 0) return Await{true};
+    held_ = count;
+    return core.acquire(to_hold_, more * times_, true, line);
+  }
+  void release(Core &core, int count, int line) {
+    held_ -= count;
+    next_ = (next_ + count) % depth_;
+    core.release(to_give_, count * times_, line);
+  }
+  template <class T>
+  T *object(Core &core, int number) const {
+    return core.buffer<T>(first_ + (next_ + number) % depth_);
+  }
+
+ private:
+  int first_, depth_, to_hold_, to_give_, times_;
+  int next_ = 0, held_ = 0;
+};
+
 }  // namespace vnpu::aie

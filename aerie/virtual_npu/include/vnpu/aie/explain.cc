@@ -77,7 +77,12 @@ void add_blockers(Actor &actor, Run &run, Actors &found) {
   const Waiting &waiting = actor.waiting;
   switch (waiting.kind) {
     case Waiting::kLock: add_releasers(*waiting.lock, array, found); break;
-    case Waiting::kTask: found.push(&run.host); break;
+    case Waiting::kTask: {
+      Channel &channel = static_cast<Channel &>(actor);
+      if (Channel *const holder = holder_of(channel.source)) found.push(holder);
+      else if (channel.is_shim()) found.push(&run.host);
+      break;
+    }
     case Waiting::kToken:
     case Waiting::kQueue: {
       Channel *const channel = waiting.channel;
@@ -123,15 +128,35 @@ void add_held(Text &text, const Source &source) {
   }
 }
 
+struct LockName {
+  char text[160];
+};
+
+LockName lock_name(const Lock &lock) {
+  LockName name;
+  if (lock.table->name[0]) snprintf(name.text, sizeof(name.text), "%.150s", lock.table->name);
+  else snprintf(name.text, sizeof(name.text), "%d", lock.table->number);
+  return name;
+}
+
 void add_wait(Text &text, const Actor &actor) {
   const Waiting &waiting = actor.waiting;
   switch (waiting.kind) {
     case Waiting::kLock:
-      text.add("waits for lock %s of tile (%d, %d) to be %s%d; it is %d", waiting.lock->table->name,
+      text.add("waits for lock %s of tile (%d, %d) to be %s%d; it is %d", lock_name(*waiting.lock).text,
                waiting.lock->table->place.column, waiting.lock->table->place.row, waiting.at_least ? "at least " : "",
                waiting.value, waiting.lock->value);
       break;
-    case Waiting::kTask: text.add("has no task: its queue is empty"); break;
+    case Waiting::kTask: {
+      const Channel &channel = static_cast<const Channel &>(actor);
+      if (channel.source.crossing) {
+        text.add("has read all, and of that %lld words wait for ", (long long)(channel.source.held.size() / 4));
+        add_held(text, channel.source);
+      } else {
+        text.add("%s", channel.is_shim() ? "has no task: its queue is empty" : "has come to the end of its chain");
+      }
+      break;
+    }
     case Waiting::kSend:
       text.add("has %lld words to send and waits for ", (long long)(waiting.channel->cursor.left / 4));
       add_held(text, waiting.channel->source);
