@@ -182,7 +182,7 @@ def value_name(value: SSAValue) -> str:
 def read_device(op: array.DeviceOp, number: int) -> Device:
     """The tables of a device, but for routes and object FIFOs. Raises UnsupportedOpError."""
     device = Device(op, number)
-    for inner in op.body.block.ops:
+    for inner in op.walk():
         if isinstance(inner, array.BufferOp):
             device.buffer_of[inner.result] = device.add_buffer(
                 Buffer(value_name(inner.result), place_of(inner.tile), inner.result.type, _initial(inner))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType, ModuleOp
 
@@ -26,7 +26,7 @@ from aerie.virtual_npu.codegen.module import (
 from aerie.virtual_npu.codegen.op_errors import with_op_in_errors
 from aerie.virtual_npu.cpp_quoting import entry_symbol, mangled, string_literal
 from aerie.virtual_npu.errors import UnsupportedOpError
-from aerie.virtual_npu.library import FORMAT
+from aerie.virtual_npu.library import AIE_LEVEL, FORMAT
 from aerie.virtual_npu.options import BuildOptions
 
 _HEADER = """\
@@ -55,14 +55,17 @@ def generate(module: ModuleOp, text: str, options: BuildOptions) -> GeneratedCpp
     entries = {}
     tables = []
     for device, op in _entries(file.devices):
+        name = _unique(entry_name(op), device, entries)
         with with_op_in_errors(op):
-            entries[entry_name(op)] = _emit_entry(file, device, op)
+            entries[name] = _emit_entry(file, device, op, name)
     for device in file.devices:
         cores = [emit_core(file, device, core) for core in device.cores]
         tables.append(_device_tables(device, cores))
     if not entries:
         raise UnsupportedOpError("the module has no aie.runtime_sequence: there is nothing to run")
-    metadata = json.dumps({"format": FORMAT, "entries": entries, "kernels": list(file.kernels)})
+    metadata = json.dumps(
+        {"format": FORMAT, "entries": entries, "kernels": list(file.kernels), "level": AIE_LEVEL}
+    )
     has_products = "contract" in file.runtime_parts
     parts = [_HEADER + ('#include "vnpu/contract.h"\n' if has_products else ""), NOT_ALL_USED]
     parts += [*file.declarations, *file.functions, *tables]
@@ -88,12 +91,20 @@ def _entries(devices: Sequence[Device]) -> list[tuple[Device, RuntimeSequenceOp]
     ]
 
 
-def _emit_entry(file: AieFile, device: Device, op: RuntimeSequenceOp) -> dict[str, object]:
+def _unique(name: str, device: Device, taken: Mapping[str, object]) -> str:
+    """The name of an entry; where another device has a sequence of this name, with its own device's."""
+    if name not in taken:
+        return name
+    full = f"{device.name}_{name}"
+    return full if full not in taken else f"{full}_{device.number}"
+
+
+def _emit_entry(file: AieFile, device: Device, op: RuntimeSequenceOp, name: str) -> dict[str, object]:
     """Emit the exported entry of a sequence; gives its metadata."""
     function, _ = emit_sequence(file, device, op)
     arguments = [argument.type for argument in op.body.block.args]
     values = [unpacked_argument(type_, number) for number, type_ in enumerate(arguments)]
-    entry = f"entry_{mangled(entry_name(op))}"
+    entry = f"entry_{mangled(name)}"
     call = ", ".join(["run.host", *values])
     parameters = "void *const *arguments, const vnpu::RunOptions *options, vnpu::RunReport *report"
     file.functions.append(
@@ -103,7 +114,7 @@ def _emit_entry(file: AieFile, device: Device, op: RuntimeSequenceOp) -> dict[st
                 "  vnpu::aie::Run run;",
                 f"  run.execute({function}({call}));",
                 "}",
-                f"VNPU_EXPORT int {entry_symbol(entry_name(op))}({parameters}) {{",
+                f"VNPU_EXPORT int {entry_symbol(name)}({parameters}) {{",
                 f"  return vnpu::call_entry({entry}, arguments, options, report);",
                 "}",
             ]

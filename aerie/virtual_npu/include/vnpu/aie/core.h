@@ -2,6 +2,7 @@
 #pragma once
 
 #include "vnpu/aie/array.h"
+#include "vnpu/happens_before.h"
 #include "vnpu/shuffle.h"
 
 namespace vnpu::aie {
