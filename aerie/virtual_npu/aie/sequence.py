@@ -17,7 +17,7 @@ from aerie.virtual_npu.aie.cores import AieFile, static_memref
 from aerie.virtual_npu.aie.design import Channel, Device, lock_number, packet_of, place_of
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emitter
-from aerie.virtual_npu.codegen.cpp_text import add, mul, parenthesize
+from aerie.virtual_npu.codegen.cpp_text import add, is_integer, mul, parenthesize
 from aerie.virtual_npu.codegen.execution import BodyMode
 from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
 
@@ -164,8 +164,14 @@ def _start(
 
 
 def _push(body: Body, task: str, line: int) -> None:
+    _pause(body, line)
     body.emit_line(f"co_await host.room({task}, {line});")
     body.emit_line(f"host.start({task});")
+
+
+def _pause(body: Body, line: int) -> None:
+    """The host is slower than the array: in order, it acts when nothing else can go on."""
+    body.emit_line(f"co_await host.pause({line});")
 
 
 def _flag(op: Operation, name: str) -> bool:
@@ -184,11 +190,15 @@ def _dma_memcpy_nd(body: Body, op: Operation) -> None:
     rank = len(memref.strides)
     offset = add(*(mul(parenthesize(o), s) for o, s in zip(offsets[-rank:], memref.strides, strict=False)))
     number = integer_of(op, "id", 0)
-    dimensions = [f"{{{size}, {stride}, 0, 0}}" for size, stride in zip(sizes, strides, strict=True)]
-    bd = _bd(op, number, offset, _product(sizes), memref, dimensions, op.packet or packet, "{}, {}")
+    # The outermost size is how often the descriptor runs, each time with a header of its own.
+    dimensions = [f"{{{size}, {stride}, 0, 0}}" for size, stride in zip(sizes[1:], strides[1:], strict=True)]
+    iteration = f"{{{sizes[0]}, {strides[0]}, 0}}" if sizes[0] != "1" else "{}"
+    length, header = _product(sizes[1:]), op.packet or packet
+    bd = _bd(op, number, offset, length, memref, dimensions, header, "{}, {}", iteration)
     token = _flag(op, "issue_token") or not channel.sends
     index = device.channel(channel.place, channel.sends, channel.number)
-    _push(body, _start(inner, op, index, "0", token, [bd]), line_of(op))
+    repeat = str(int(sizes[0]) - 1) if is_integer(sizes[0]) else f"{parenthesize(sizes[0])} - 1"
+    _push(body, _start(inner, op, index, repeat, token, [bd]), line_of(op))
 
 
 def _bd(
@@ -378,6 +388,7 @@ def _rtp_write(body: Body, op: Operation) -> None:
     if name not in device.buffer_named:
         raise unsupported(op, f"no aie.buffer {symbol_name(name)}")
     body.comment(op)
+    _pause(body, line_of(op))
     number = device.buffer_named[name]
     body.emit_line(f"host.write({number}, {op.index.value.data}, int32_t({body.text(op.value)}));")
 
@@ -387,4 +398,5 @@ def _set_lock(body: Body, op: Operation) -> None:
     assert isinstance(op, sequence.SetLockOp)
     _, device = _of_sequence(body, op)
     body.comment(op)
+    _pause(body, line_of(op))
     body.emit_line(f"host.set_lock({lock_number(device, op.lock)}, {op.value.value.data});")

@@ -211,8 +211,9 @@ char *Core::memory(int number) const { return array->memory[number]; }
 Await Core::acquire(int number, int value, bool at_least, int at) {
   line = at;
   Lock &found = lock(number);
-  if (found.take(value, at_least)) return Await{true};
-  found.acquire_by(*this, value, at_least);
+  // A core that gets its lock at once lets the others go on too: time passes where it asks again and again.
+  if (found.take(value, at_least)) wake();
+  else found.acquire_by(*this, value, at_least);
   return Await{false};
 }
 

@@ -306,8 +306,12 @@ class Host final : public Actor {
   using Actor::Actor;
   ~Host() override;
   void describe(char *text, int capacity) const override;
-  // Loads a device when all has come to rest; nothing is done where it is the one that runs.
+  // Waits until nothing else can go on.
   Await rest(int line);
+  // The same, in the order of the program: the host takes microseconds for what the array does in nanoseconds. Schedules that
+  // are drawn let it act at any time.
+  Await pause(int line) { return run_seed ? Await{true} : rest(line); }
+  // Loads a device; nothing is done where it is the one that runs.
   void load(const DeviceTable &table);
   Task *task(int channel, i64 repeat, bool sends_token);
   Await room(Task *task, int line);
