@@ -5,6 +5,7 @@
     object_fifos   object FIFOs as buffers, locks, descriptors and flows
     cores          the C++ of cores
     sequence       the C++ of runtime sequences
+    registers      the C++ of operations that write registers
     module         the C++ of a module
 
 What runs it is in include/vnpu/aie.

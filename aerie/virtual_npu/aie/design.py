@@ -30,6 +30,8 @@ class Buffer:
     place: Place
     type: MemRefType
     initial: Attribute | None = None
+    address: int | None = None
+    """Where it lies in its tile's memory, where the text says so."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,14 @@ class Device:
         """Its name; `main` where the text gives none, as mlir-aie has it."""
         return self.op.sym_name.data if self.op.sym_name else "main"
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether there is anything to load."""
+        kinds = (array.BufferOp, array.CoreOp, dma.DmaProgramOp, routing.FlowOp, routing.PacketFlowOp)
+        return bool(self.fifos) or any(
+            isinstance(op, (*kinds, routing.SwitchOp)) for op in self.op.body.block.ops
+        )
+
     def channel(self, place: Place, sends: bool, number: int) -> int:
         """The number of a channel, which is one of the device from now on."""
         return self.channels.setdefault(Channel(place, sends, number), len(self.channels))
@@ -185,7 +195,13 @@ def read_device(op: array.DeviceOp, number: int) -> Device:
     for inner in op.walk():
         if isinstance(inner, array.BufferOp):
             device.buffer_of[inner.result] = device.add_buffer(
-                Buffer(value_name(inner.result), place_of(inner.tile), inner.result.type, _initial(inner))
+                Buffer(
+                    value_name(inner.result),
+                    place_of(inner.tile),
+                    inner.result.type,
+                    _initial(inner),
+                    _address(inner),
+                )
             )
         elif isinstance(inner, array.LockOp):
             own = integer_of(inner, "lock_id", -1)
@@ -206,6 +222,11 @@ def read_device(op: array.DeviceOp, number: int) -> Device:
             _read_program(device, inner)
     _read_cascades(device)
     return device
+
+
+def _address(op: array.BufferOp) -> int | None:
+    address = integer_of(op, "address", -1)
+    return address if address >= 0 else None
 
 
 def _initial(op: array.BufferOp) -> Attribute | None:

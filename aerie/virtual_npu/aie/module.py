@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType, ModuleOp
 from aerie.air_dialect.aie.array import DeviceOp
 from aerie.air_dialect.aie.attributes import PacketInfoAttr
 from aerie.air_dialect.aie.sequence import RunOp, RuntimeSequenceOp
+from aerie.virtual_npu.aie import registers  # noqa: F401 - registers what it emits
 from aerie.virtual_npu.aie.cores import AieFile, emit_core, released_locks
 from aerie.virtual_npu.aie.design import Bd, Device, LockUse, Place, place_of, read_device
 from aerie.virtual_npu.aie.object_fifos import lower_object_fifos

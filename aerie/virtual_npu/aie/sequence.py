@@ -32,6 +32,8 @@ class SequenceBody(Body):
     """The device that is loaded where the text being emitted runs."""
     tasks: dict[SSAValue, tuple[str, int]] = field(default_factory=dict)
     """Of each task: the C++ variable, the channel."""
+    registers: object = None
+    """What has been written to registers so far (registers.Registers)."""
 
 
 def entry_name(op: sequence.RuntimeSequenceOp) -> str:
@@ -54,7 +56,7 @@ def emit_sequence(file: AieFile, device: Device, op: sequence.RuntimeSequenceOp)
             body.values[argument] = Scalar(text)
         parameters.append(f"{kind} {text}")
         kinds.append(kind)
-    if device.op.body.block.first_op is not op or device.buffers or device.channels:
+    if device.has_tiles:
         _load(body, device, line_of(op))
     _emit_block(body, op.body.block)
     head = f"static vnpu::aie::Fiber {name}({', '.join(['vnpu::aie::Host &host', *parameters])}) {{"
@@ -69,7 +71,7 @@ def _load(body: SequenceBody, device: Device, line: int) -> None:
 
 def _emit_block(body: Body, block: Block) -> None:
     for op in block.ops:
-        if op.name != "aie.end":
+        if op.name not in ("aie.end", "memref.get_global"):  # aiex.npu.blockwrite reads the global itself
             body.operation(op)
 
 
@@ -82,7 +84,8 @@ def _device_named(body: Body, op: Operation, name: str) -> Device:
     raise unsupported(op, f"no device {symbol_name(name)}: the module has {names}")
 
 
-def _of_sequence(body: Body, op: Operation) -> tuple[SequenceBody, Device]:
+def of_sequence(body: Body, op: Operation) -> tuple[SequenceBody, Device]:
+    """The body of a sequence, and the device that is loaded there."""
     if not isinstance(body, SequenceBody) or body.device is None:
         raise unsupported(op, "stands outside of a runtime sequence")
     return body, body.device
@@ -94,7 +97,7 @@ def _of_sequence(body: Body, op: Operation) -> tuple[SequenceBody, Device]:
 @emitter("aiex.configure")
 def _configure(body: Body, op: Operation) -> None:
     assert isinstance(op, sequence.ConfigureOp)
-    inner, _ = _of_sequence(body, op)
+    inner, _ = of_sequence(body, op)
     before = inner.device
     inner.device = _device_named(body, op, op.symbol.root_reference.data)
     body.comment(op)
@@ -108,7 +111,7 @@ def _configure(body: Body, op: Operation) -> None:
 def _run(body: Body, op: Operation) -> None:
     """The called sequence stands in place of the call."""
     assert isinstance(op, sequence.RunOp)
-    inner, device = _of_sequence(body, op)
+    inner, device = of_sequence(body, op)
     name = op.sequence.root_reference.data
     for called in device.op.body.block.ops:
         if isinstance(called, sequence.RuntimeSequenceOp) and entry_name(called) == name:
@@ -126,12 +129,13 @@ def _run(body: Body, op: Operation) -> None:
 
 @emitter("aiex.npu.load_pdi")
 def _load_pdi(body: Body, op: Operation) -> None:
-    inner, _ = _of_sequence(body, op)
+    inner, _ = of_sequence(body, op)
     reference = attribute(op, "device_ref")
     if not isinstance(reference, SymbolRefAttr):
         raise unsupported(op, "without device_ref is not supported: name the device")
     body.comment(op)
-    _load(inner, _device_named(body, op, reference.root_reference.data), line_of(op))
+    inner.device = _device_named(body, op, reference.root_reference.data)
+    _load(inner, inner.device, line_of(op))
 
 
 # ---- tasks ----
@@ -149,7 +153,7 @@ def _allocation(
     return device.allocations[name]
 
 
-def _start(
+def start_task(
     body: SequenceBody, op: Operation, channel: int, repeat: str, token: bool, bds: Sequence[str]
 ) -> str:
     """Emit a task with its descriptors, not started yet; gives its variable."""
@@ -163,13 +167,14 @@ def _start(
     return task
 
 
-def _push(body: Body, task: str, line: int) -> None:
-    _pause(body, line)
+def push(body: Body, task: str, line: int) -> None:
+    """Emit that a task goes into the queue of its channel, when that has room."""
+    pause(body, line)
     body.emit_line(f"co_await host.room({task}, {line});")
     body.emit_line(f"host.start({task});")
 
 
-def _pause(body: Body, line: int) -> None:
+def pause(body: Body, line: int) -> None:
     """The host is slower than the array: in order, it acts when nothing else can go on."""
     body.emit_line(f"co_await host.pause({line});")
 
@@ -182,7 +187,7 @@ def _flag(op: Operation, name: str) -> bool:
 @emitter("aiex.npu.dma_memcpy_nd")
 def _dma_memcpy_nd(body: Body, op: Operation) -> None:
     assert isinstance(op, sequence.DmaMemcpyNdOp)
-    inner, device = _of_sequence(body, op)
+    inner, device = of_sequence(body, op)
     channel, packet = _allocation(device, op, attribute(op, "metadata"))
     offsets = _mixed(body, op.static_offsets, op.offsets)
     sizes, strides = _mixed(body, op.static_sizes, op.sizes), _mixed(body, op.static_strides, op.strides)
@@ -198,7 +203,7 @@ def _dma_memcpy_nd(body: Body, op: Operation) -> None:
     token = _flag(op, "issue_token") or not channel.sends
     index = device.channel(channel.place, channel.sends, channel.number)
     repeat = str(int(sizes[0]) - 1) if is_integer(sizes[0]) else f"{parenthesize(sizes[0])} - 1"
-    _push(body, _start(inner, op, index, repeat, token, [bd]), line_of(op))
+    push(body, start_task(inner, op, index, repeat, token, [bd]), line_of(op))
 
 
 def _bd(
@@ -232,7 +237,7 @@ def _mixed(body: Body, static: Attribute | None, dynamic: Sequence[SSAValue]) ->
 @emitter("aiex.dma_configure_task_for")
 def _configure_task_for(body: Body, op: Operation) -> None:
     assert isinstance(op, sequence.DmaConfigureTaskForOp)
-    _, device = _of_sequence(body, op)
+    _, device = of_sequence(body, op)
     channel, packet = _allocation(device, op, op.alloc)
     _configure_task(body, op, channel, packet, op.repeat, op.body.blocks)
 
@@ -248,7 +253,7 @@ def _configure_task(
     body: Body, op: Operation, channel: Channel, packet: PacketInfoAttr | None, repeat: SSAValue | None,
     blocks: Sequence[Block],
 ) -> None:  # fmt: skip
-    inner, device = _of_sequence(body, op)
+    inner, device = of_sequence(body, op)
     count = body.text(repeat) if repeat is not None else str(integer_of(op, "repeat_count", 0))
     bds = []
     for block in _chain(op, blocks):
@@ -256,7 +261,7 @@ def _configure_task(
         if bd is not None:
             bds.append(_task_bd(inner, device, bd, block, packet, len(bds), repeats=count != "0"))
     index = device.channel(channel.place, channel.sends, channel.number)
-    task = _start(inner, op, index, count, _flag(op, "issue_token"), bds)
+    task = start_task(inner, op, index, count, _flag(op, "issue_token"), bds)
     inner.tasks[op.results[0]] = task, index
 
 
@@ -327,9 +332,9 @@ def _locks(device: Device, block: Block) -> str:
 
 @emitter("aiex.dma_start_task")
 def _start_task(body: Body, op: Operation) -> None:
-    inner, _ = _of_sequence(body, op)
+    inner, _ = of_sequence(body, op)
     body.comment(op)
-    _push(body, _task(inner, op)[0], line_of(op))
+    push(body, _task(inner, op)[0], line_of(op))
 
 
 def _task(body: SequenceBody, op: Operation) -> tuple[str, int]:
@@ -341,7 +346,7 @@ def _task(body: SequenceBody, op: Operation) -> tuple[str, int]:
 
 @emitter("aiex.dma_await_task")
 def _await_task(body: Body, op: Operation) -> None:
-    inner, _ = _of_sequence(body, op)
+    inner, _ = of_sequence(body, op)
     body.comment(op)
     _await_token(body, _task(inner, op)[1], line_of(op))
 
@@ -358,7 +363,7 @@ def _free_task(body: Body, op: Operation) -> None:
 
 @emitter("aiex.npu.dma_wait")
 def _dma_wait(body: Body, op: Operation) -> None:
-    _, device = _of_sequence(body, op)
+    _, device = of_sequence(body, op)
     channel, _packet = _allocation(device, op, attribute(op, "symbol"))
     body.comment(op)
     _await_token(body, device.channel(channel.place, channel.sends, channel.number), line_of(op))
@@ -366,7 +371,7 @@ def _dma_wait(body: Body, op: Operation) -> None:
 
 @emitter("aiex.npu.sync")
 def _sync(body: Body, op: Operation) -> None:
-    _, device = _of_sequence(body, op)
+    _, device = of_sequence(body, op)
     numbers = [body.number(value) for value in op.operands]
     if len(numbers) != 6 or any(number is None for number in numbers):
         raise unsupported(op, "with numbers known only at run time is not supported")
@@ -383,12 +388,12 @@ def _sync(body: Body, op: Operation) -> None:
 @emitter("aiex.npu.rtp_write")
 def _rtp_write(body: Body, op: Operation) -> None:
     assert isinstance(op, sequence.RtpWriteOp)
-    _, device = _of_sequence(body, op)
+    _, device = of_sequence(body, op)
     name = op.buffer.root_reference.data
     if name not in device.buffer_named:
         raise unsupported(op, f"no aie.buffer {symbol_name(name)}")
     body.comment(op)
-    _pause(body, line_of(op))
+    pause(body, line_of(op))
     number = device.buffer_named[name]
     body.emit_line(f"host.write({number}, {op.index.value.data}, int32_t({body.text(op.value)}));")
 
@@ -396,7 +401,7 @@ def _rtp_write(body: Body, op: Operation) -> None:
 @emitter("aiex.set_lock")
 def _set_lock(body: Body, op: Operation) -> None:
     assert isinstance(op, sequence.SetLockOp)
-    _, device = _of_sequence(body, op)
+    _, device = of_sequence(body, op)
     body.comment(op)
-    _pause(body, line_of(op))
+    pause(body, line_of(op))
     body.emit_line(f"host.set_lock({lock_number(device, op.lock)}, {op.value.value.data});")
