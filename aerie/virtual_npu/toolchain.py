@@ -40,7 +40,7 @@ def emit(
 def _generated(
     text: str, filename: str, options: BuildOptions, kernel_dirs: Sequence[Path]
 ) -> tuple[GeneratedCpp, BuildOptions]:
-    """The C++ of a text, and the options that it is to be compiled with: modules with devices have no checks."""
+    """The C++ of a text, and the options to compile it with: modules with devices have no checks."""
     module = _parse(text, filename)
     if not has_devices(module):
         return generate(module, text, options, kernel_dirs), options

@@ -72,7 +72,6 @@ class RegisterBd:
     """A descriptor as its registers say it: counts in words of 32 bits."""
 
     length: int = 0
-    address: int = 0
     dimensions: list[tuple[int, int]] = field(default_factory=list)
     iteration: tuple[int, int, int] | None = None
     packet: tuple[int, int] | None = None
@@ -217,7 +216,7 @@ def _decode_shim(words: Sequence[int]) -> RegisterBd:
     """A descriptor of a shim from its eight registers."""
     wraps = words[3] >> 20 & 0x3FF, words[4] >> 20 & 0x3FF
     steps = [word & 0xFFFFF for word in words[3:6]]
-    bd = RegisterBd(words[0], words[1], _dimensions(words[0], wraps, steps))
+    bd = RegisterBd(words[0], _dimensions(words[0], wraps, steps))
     if words[2] >> 30 & 1:
         bd.packet = words[2] >> 19 & 0x1F, words[2] >> 16 & 0x7
     if words[6] & 0x3FFFFFF:
@@ -263,7 +262,7 @@ def _writebd(body: Body, op: Operation) -> None:
     length = integer_of(op, "buffer_length")
     wraps = [integer_of(op, f"d{n}_size", 0) for n in range(2)]
     steps = [integer_of(op, f"d{n}_stride", 0) for n in range(3)]
-    bd = RegisterBd(length, integer_of(op, "buffer_offset", 0), _dimensions(length, wraps, steps))
+    bd = RegisterBd(length, _dimensions(length, wraps, steps))
     if integer_of(op, "enable_packet", 0):
         bd.packet = integer_of(op, "packet_id", 0), integer_of(op, "packet_type", 0)
     size, stride = integer_of(op, "iteration_size", 0), integer_of(op, "iteration_stride", 0)
@@ -313,7 +312,7 @@ def _bd_text(body: SequenceBody, op: Operation, number: int, bd: RegisterBd) -> 
         raise unsupported(
             op, f"descriptor {number} has no address of an argument: add aiex.npu.address_patch"
         )
-    memref, plus = body.memref(bd.memory[0]), bd.memory[1] + bd.address
+    memref, plus = body.memref(bd.memory[0]), bd.memory[1]
     extent = mul(parenthesize(memref.extent), str(types.byte_width(memref.type.element_type)))
     dims = ", ".join(f"{{{size}, {stride}, 0, 0}}" for size, stride in bd.dimensions)
     packet = f"{{{bd.packet[0]}, {bd.packet[1]}}}" if bd.packet else "{}"

@@ -1,4 +1,4 @@
-"""The C++ of runtime sequences: a coroutine of the host, which loads devices and gives tasks to their shims."""
+"""The C++ of runtime sequences: a coroutine of the host, which gives tasks to shims."""
 
 from __future__ import annotations
 

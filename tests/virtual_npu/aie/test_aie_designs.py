@@ -92,7 +92,7 @@ def test_wrong_lock_count(program: Program) -> None:
 
 
 def test_full_queue(program: Program) -> None:
-    with pytest.raises(VirtualNpuDeadlock, match="room in the queue of MM2S 0 of shim.*which has 4 tasks"):
+    with pytest.raises(VirtualNpuDeadlock, match=r"room in the queue of MM2S 0 of shim.*which has 4 tasks"):
         _run(program, "queue", 4096)
 
 
@@ -118,7 +118,7 @@ def test_descriptor_outside(program: Program) -> None:
 
 
 def test_no_stats_at_this_level(program: Program) -> None:
-    with pytest.raises(OptionError, match="stats is not there for modules with aie.device"):
+    with pytest.raises(OptionError, match=r"stats is not there for modules with aie\.device"):
         program.run(np.zeros(8, np.int32), entry="no_flow", stats=True)
 
 
