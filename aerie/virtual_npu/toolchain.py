@@ -40,12 +40,12 @@ def emit(
 def _generated(
     text: str, filename: str, options: BuildOptions, kernel_dirs: Sequence[Path]
 ) -> tuple[GeneratedCpp, BuildOptions]:
-    """The C++ of a text, and the options to compile it with: modules with devices have no checks."""
+    """The C++ of a text, and the options to compile it with: cores of devices check bounds alone."""
     module = _parse(text, filename)
     if not has_devices(module):
         return generate(module, text, options, kernel_dirs), options
-    options = replace(options, checks=False)
-    return aie.generate(module, text, options), options
+    unchecked = replace(options, checks=False)
+    return aie.generate(module, text, unchecked, checks_bounds=options.checks), unchecked
 
 
 def ir_at_stage(text: str, stage: str, filename: str = STRING, options: BuildOptions = EXACT) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from xdsl.dialects.arith import ConstantOp
-from xdsl.dialects.builtin import IntegerAttr, MemRefType, StringAttr, SymbolNameConstraint, i32
+from xdsl.dialects.builtin import IntegerAttr, MemRefType, StringAttr, SymbolNameConstraint, TensorType, i32
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -75,7 +75,7 @@ class TileOp(AieOp):
         column, row = self.place
         if not (0 <= column < columns and 0 <= row < ROWS):
             raise VerifyException(
-                f"aie.tile({column}, {row}) is outside of the device, which has {columns} columns and {ROWS} rows"
+                f"aie.tile({column}, {row}) is outside: the device has {columns} columns and {ROWS} rows"
             )
 
     @property
@@ -195,11 +195,10 @@ class BufferOp(IRDLOperation):
 
 def parse_initial_value(parser: Parser, type_: MemRefType) -> Attribute:
     """Parse `dense<...>`, whose type is that of the buffer; a type that follows is taken too."""
-    from xdsl.dialects.builtin import TensorType
-
     if parser.parse_optional_keyword("dense") is None:
         return parser.parse_attribute()
-    value = parser.parse_dense_int_or_fp_elements_attr(TensorType(type_.element_type, type_.get_shape()))
+    tensor: TensorType[Any] = TensorType(type_.element_type, type_.get_shape())
+    value = parser.parse_dense_int_or_fp_elements_attr(tensor)
     if parser.parse_optional_punctuation(":") is not None:
         parser.parse_type()
     return value

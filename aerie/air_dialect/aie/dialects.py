@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from xdsl.ir import Dialect
+from xdsl.ir import Attribute, Dialect
 
 from aerie.air_dialect.aie import array, attributes, dma, object_fifos, routing, sequence, vectors
 from aerie.air_dialect.assembly import op_classes
 
 _OPS = [op for module in (array, dma, object_fifos, routing, sequence) for op in op_classes(module)]
-_ATTRIBUTES = [
+_ATTRIBUTES: list[type[Attribute]] = [
     attributes.BdDimLayoutAttr,
     attributes.BdIterationAttr,
     attributes.BdPadLayoutArrayAttr,
@@ -20,4 +20,4 @@ _ATTRIBUTES = [
 
 AIE = Dialect("aie", [op for op in _OPS if op.name.startswith("aie.")], _ATTRIBUTES)
 AIEX = Dialect("aiex", [op for op in _OPS if op.name.startswith("aiex.")])
-AIEVEC = Dialect("aievec", vectors.TABLE_OPS)
+AIEVEC = Dialect("aievec", list(vectors.TABLE_OPS))

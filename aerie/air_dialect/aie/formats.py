@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from xdsl.dialects.builtin import DYNAMIC_INDEX, DenseArrayBase, IndexType, IntegerAttr, StringAttr, i32, i64
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.irdl.declarative_assembly_format import (
     AttributeVariable,
@@ -32,7 +32,7 @@ class AieOp(Formatted, ABC):
         return integer_of(self, name, default)
 
 
-def integer_of(op: IRDLOperation, name: str, default: int | None = None) -> int:
+def integer_of(op: Operation, name: str, default: int | None = None) -> int:
     """The value of an integer property or attribute of an operation."""
     found = op.properties.get(name, op.attributes.get(name))
     if not isinstance(found, IntegerAttr):
@@ -42,7 +42,7 @@ def integer_of(op: IRDLOperation, name: str, default: int | None = None) -> int:
     return int(found.value.data)
 
 
-def string_of(op: IRDLOperation, name: str, default: str = "") -> str:
+def string_of(op: Operation, name: str, default: str = "") -> str:
     """The value of a string property or attribute of an operation."""
     found = op.properties.get(name, op.attributes.get(name))
     return found.data if isinstance(found, StringAttr) else default

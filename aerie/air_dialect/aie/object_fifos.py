@@ -117,8 +117,8 @@ class ObjectFifoOp(IRDLOperation):
         depths, ends = integers(self.depths), 1 + len(self.consumers)
         if len(depths) not in (1, ends):
             raise VerifyException(
-                f"aie.objectfifo @{self.sym_name.data} has {ends} tiles and {len(depths)} depths: give one for "
-                "all, or one for each"
+                f"aie.objectfifo @{self.sym_name.data} has {ends} tiles and {len(depths)} depths: give one, "
+                "or one for each"
             )
         if any(depth < 0 for depth in depths):
             raise VerifyException(f"aie.objectfifo @{self.sym_name.data} has a depth below 0")

@@ -295,7 +295,7 @@ class RtpWriteOp(AieOp):
         attributes = parser.parse_optional_attr_dict()
         if operand is not None:
             parser.parse_punctuation(":")
-            value = parser.resolve_operand(operand, parser.parse_type())
+            value: SSAValue = parser.resolve_operand(operand, parser.parse_type())
         else:
             value = i32_constant(number or 0)
         return cls(operands=[value], properties={"buffer": buffer, "index": index}, attributes=attributes)

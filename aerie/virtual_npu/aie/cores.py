@@ -27,6 +27,8 @@ class AieFile(CppFile):
     """A C++ file with devices."""
 
     devices: list[Device] = field(default_factory=list)
+    checks_bounds: bool = True
+    """Whether cores compare indices with extents."""
 
 
 @dataclass
@@ -40,6 +42,10 @@ class CoreBody(Body):
     fifos: dict[str, Fifo] = field(default_factory=dict)
     ports: dict[tuple[str, str], str] = field(default_factory=dict)
     """The C++ variable of each end of an object FIFO that the core uses."""
+
+    @property
+    def checks_bounds(self) -> bool:
+        return isinstance(self.file, AieFile) and self.file.checks_bounds
 
 
 def emit_core(file: AieFile, device: Device, core: array.CoreOp) -> str:

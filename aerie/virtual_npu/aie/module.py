@@ -42,12 +42,14 @@ def has_devices(module: ModuleOp) -> bool:
     return any(isinstance(op, DeviceOp) for op in module.body.block.ops)
 
 
-def generate(module: ModuleOp, text: str, options: BuildOptions) -> GeneratedCpp:
+def generate(
+    module: ModuleOp, text: str, options: BuildOptions, *, checks_bounds: bool = True
+) -> GeneratedCpp:
     """C++ for a verified module with devices; `text` is its source, for the comments.
 
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
-    file = AieFile(module, text.split("\n"), options)
+    file = AieFile(module, text.split("\n"), options, checks_bounds=checks_bounds)
     found = [op for op in module.body.block.ops if isinstance(op, DeviceOp)]
     file.devices = [read_device(op, number) for number, op in enumerate(found)]
     for device in file.devices:
@@ -157,11 +159,15 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
             for lock in device.locks
         ]),
         _table(device, f"{ns}BdTable", "bds", map(_bd_row, device.bds)),
-        _table(device, f"{ns}TaskTable", "tasks", [f"{{{t.channel}, {t.bd}, {t.repeat}}}" for t in device.tasks]),
+        _table(device, f"{ns}TaskTable", "tasks", [
+            f"{{{task.channel}, {task.bd}, {task.repeat}}}" for task in device.tasks
+        ]),
         _table(device, f"{ns}ChannelTable", "channels", [
             f"{{{_place(c.place)}, {'true' if c.sends else 'false'}, {c.number}}}" for c in device.channels
         ]),
-        _table(device, f"{ns}ArbiterTable", "arbiters", [f"{{{_place(a.place)}, {a.number}}}" for a in arbiters]),
+        _table(device, f"{ns}ArbiterTable", "arbiters", [
+            f"{{{_place(arbiter.place)}, {arbiter.number}}}" for arbiter in arbiters
+        ]),
         _table(device, f"{ns}RouteTable", "routes", route_rows),
         _table(device, "int", "route_arbiters", arbiter_rows),
         _table(device, f"{ns}SinkTable", "route_sinks", sink_rows),

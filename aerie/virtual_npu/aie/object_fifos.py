@@ -214,7 +214,7 @@ def _shares_memory(fifo: Fifo) -> bool:
     if fifo.op.from_stream is not None or integer_of(fifo.op, "repeat_count", 1) > 1:
         return False
     columns, rows = (abs(a - b) for a, b in zip(*places, strict=True))
-    return columns + rows <= 1
+    return bool(columns + rows <= 1)
 
 
 # ---- DMAs ----

@@ -78,14 +78,10 @@ def _add_flows(
         _circuit(found, source, sink)
     for op in device.op.body.block.ops:
         if isinstance(op, routing.FlowOp):
-            ends = (
-                _end(op.source, op.source_bundle.data, op.source_channel.value.data, True),
-                _end(op.dest, op.dest_bundle.data, op.dest_channel.value.data, False),
-            )
-            if ends[0] is None or ends[1] is None:
-                continue
-            if (ends[0], CIRCUIT) not in routed:
-                _circuit(found, *ends)
+            start = _end(op.source, op.source_bundle.data, op.source_channel.value.data, True)
+            end = _end(op.dest, op.dest_bundle.data, op.dest_channel.value.data, False)
+            if start is not None and end is not None and (start, CIRCUIT) not in routed:
+                _circuit(found, start, end)
         elif isinstance(op, routing.PacketFlowOp):
             _add_packet_flow(op, found, routed)
 
@@ -170,8 +166,11 @@ def _read_connection(switch: _Switch, op: object, *, is_mux: bool) -> None:
 
 
 _OPPOSITE = {
-    "North": ("South", (0, 1)), "South": ("North", (0, -1)), "East": ("West", (1, 0)), "West": ("East", (-1, 0)),
-}  # fmt: skip
+    "North": ("South", (0, 1)),
+    "South": ("North", (0, -1)),
+    "East": ("West", (1, 0)),
+    "West": ("East", (-1, 0)),
+}
 _MUX_OUT = {("DMA", 0): ("North", 3), ("DMA", 1): ("North", 7)}
 _MUX_IN = {("North", 2): ("DMA", 0), ("North", 3): ("DMA", 1)}
 """The connections of a shim's mux that are meant where none is written."""

@@ -125,3 +125,39 @@ def test_no_stats_at_this_level(program: Program) -> None:
 def test_text_is_printed_as_it_was_read() -> None:
     printed = air_dialect.print_module(air_dialect.parse(MODULE))
     assert air_dialect.print_module(air_dialect.parse(printed)) == printed
+
+
+BAD_INDEX = """
+module {
+  aie.device(npu2) {
+    %core = aie.tile(0, 2)
+    %buffer = aie.buffer(%core) {sym_name = "buffer"} : memref<8xi32>
+    aie.core(%core) {
+      %c0 = arith.constant 0 : index
+      %x = memref.load %buffer[%c0] : memref<8xi32>
+      %i = arith.index_cast %x : i32 to index
+      %j = arith.addi %i, %i : index
+      memref.store %x, %buffer[%j] : memref<8xi32>
+      aie.end
+    }
+    aie.runtime_sequence @index(%a: memref<8xi32>) {
+      %five = arith.constant 5 : i32
+      aiex.npu.rtp_write(@buffer, 0, %five) : i32
+    }
+  }
+}
+"""
+
+
+def test_index_outside_of_a_buffer() -> None:
+    late = BAD_INDEX.replace(
+        "%c0 = arith.constant 0 : index",
+        """%c0 = arith.constant 0 : index
+      %one = arith.constant 1 : i32
+      aie.use_lock(%go, AcquireGreaterEqual, %one)""",
+    )
+    late = late.replace("aie.core(", "%go = aie.lock(%core, 0) {init = 0 : i32}\n    aie.core(")
+    late = late.replace("@buffer, 0, %five) : i32", "@buffer, 0, %five) : i32\n      aiex.set_lock(%go, 1)")
+    program = Program.from_text(late)
+    with pytest.raises(VirtualNpuRuntimeError, match="index 10 of dimension 0, and 1 elements from it on"):
+        program.run(np.zeros(8, np.int32))

@@ -5,6 +5,17 @@
 #include "vnpu/happens_before.h"
 #include "vnpu/shuffle.h"
 
+namespace vnpu {
+
+// Ends the run where `count` elements from an index on are not inside of a dimension.
+VNPU_INLINE void inside(Site site, int dimension, i64 index, i64 count, i64 size) {
+  if (__builtin_expect(index >= 0 && index + count <= size, 1)) return;
+  fail_as(Failure::kOutside, site, "index %lld of dimension %d, and %lld elements from it on, leave the %lld that there are",
+          (long long)index, dimension, (long long)count, (long long)size);
+}
+
+}  // namespace vnpu
+
 namespace vnpu::aie {
 
 // The lanes of two vectors in a row, from lane `From` of the first one on.
