@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import cast
+from typing import Self, cast
 
 from xdsl.dialects.builtin import DYNAMIC_INDEX, DenseArrayBase, IndexType, IntegerAttr, StringAttr, i32, i64
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.irdl.declarative_assembly_format import (
     AttributeVariable,
@@ -18,6 +18,7 @@ from xdsl.irdl.declarative_assembly_format import (
 )
 from xdsl.parser import Parser
 from xdsl.printer import Printer
+from xdsl.traits import NoTerminator
 
 from aerie.air_dialect.upstream.formats import Formatted, add_directive
 
@@ -25,11 +26,24 @@ INDEX = IndexType()
 
 
 class AieOp(Formatted, ABC):
-    """An operation of the aie dialects that a FORMAT describes."""
+    """An operation of the aie dialects that a FORMAT describes; `{ }` may stand for a region."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        op = super().parse(parser)
+        fill_regions(op)
+        return op
 
     def integer(self, name: str, default: int | None = None) -> int:
         """The value of an integer property or attribute. KeyError where it is absent without a default."""
         return integer_of(self, name, default)
+
+
+def fill_regions(op: Operation) -> None:
+    """Give regions of one block that were written as `{ }` their block."""
+    for region in op.regions:
+        if not region.blocks and op.has_trait(NoTerminator):
+            region.add_block(Block())
 
 
 def integer_of(op: Operation, name: str, default: int | None = None) -> int:

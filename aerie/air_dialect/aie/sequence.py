@@ -35,6 +35,7 @@ from aerie.air_dialect.aie.attributes import PacketInfoAttr
 from aerie.air_dialect.aie.formats import (
     INDEX,
     AieOp,
+    fill_regions,
     integer_array,
     integers,
     parse_index_operand,
@@ -61,7 +62,9 @@ class RuntimeSequenceOp(IRDLOperation):
         arguments = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_argument)
         body = parser.parse_region(arguments)
         properties: dict[str, Attribute] = {} if name is None else {"sym_name": name}
-        return cls(regions=[body], properties=properties, attributes=parser.parse_optional_attr_dict())
+        op = cls(regions=[body], properties=properties, attributes=parser.parse_optional_attr_dict())
+        fill_regions(op)
+        return op
 
     def print(self, printer: Printer) -> None:
         if self.sym_name is not None:

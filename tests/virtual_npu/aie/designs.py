@@ -428,4 +428,75 @@ FAULTS = f"""
 """
 """A core that waits for one credit too many, and what a host can do wrong."""
 
-MODULE = "\n".join(["module {", TURN, FIFOS, PARTS, REPEATS, CASCADE, ARBITER, HEAD_OF_LINE, FAULTS, "}"])
+REGISTERS = """
+  aie.device(npu2) @registers {
+    %shim = aie.tile(0, 0)
+    %core = aie.tile(0, 2)
+    %parameter = aie.buffer(%core) {address = 1024 : i32, sym_name = "parameter"} : memref<4xi32>
+    %values = aie.buffer(%core) {address = 2048 : i32, sym_name = "values"} : memref<8xi32>
+    %go = aie.lock(%core, 3) {init = 0 : i32, sym_name = "go"}
+    %full = aie.lock(%core, 4) {init = 0 : i32, sym_name = "filled"}
+    aie.flow(%shim, DMA : 1, %core, DMA : 0)
+    aie.flow(%core, DMA : 0, %shim, DMA : 0)
+    aie.core(%core) {
+      %one = arith.constant 1 : i32
+      %c1 = arith.constant 1 : index
+      %c0 = arith.constant 0 : index
+      aie.use_lock(%go, AcquireGreaterEqual, %one)
+      aie.use_lock(%full, AcquireGreaterEqual, %one)
+      %x = memref.load %parameter[%c1] : memref<4xi32>
+      %y = memref.load %values[%c0] : memref<8xi32>
+      %z = arith.addi %x, %y : i32
+      memref.store %z, %values[%c0] : memref<8xi32>
+      aie.use_lock(%full, Release, 2)
+      aie.end
+    }
+    aie.mem(%core) {
+      %0 = aie.dma_start(S2MM, 0, ^in, ^next)
+    ^in:
+      aie.dma_bd(%values : memref<8xi32>)
+      aie.use_lock(%full, Release, 1)
+      aie.next_bd ^end
+    ^next:
+      %1 = aie.dma_start(MM2S, 0, ^out, ^end)
+    ^out:
+      aie.use_lock(%full, AcquireGreaterEqual, 2)
+      aie.dma_bd(%values : memref<8xi32>)
+      aie.next_bd ^end
+    ^end:
+      aie.end
+    }
+    memref.global "private" constant @descriptor : memref<8xi32>
+      = dense<[8, 4, 0, 1, -1073741824, 33554432, 0, 33554432]>
+    aie.runtime_sequence @registers(%a: memref<32xi32>, %b: memref<8xi32>) {
+      %data = memref.get_global @descriptor : memref<8xi32>
+      aiex.npu.blockwrite(%data) {address = 118816 : ui32} : memref<8xi32>
+      %plus = arith.constant 4 : i32
+      aiex.npu.address_patch(%plus : i32) {addr = 118820 : ui32, arg_idx = 0 : i32}
+      aiex.npu.writebd {bd_id = 2 : i32, buffer_length = 8 : i32, buffer_offset = 0 : i32, column = 0 : i32,
+        row = 0 : i32, d0_size = 0 : i32, d0_stride = 0 : i32, d1_size = 0 : i32, d1_stride = 0 : i32,
+        d2_stride = 0 : i32, iteration_size = 0 : i32, iteration_stride = 0 : i32, use_next_bd = 0 : i32}
+      %zero = arith.constant 0 : i32
+      aiex.npu.address_patch(%zero : i32) {addr = 118852 : ui32, arg_idx = 1 : i32}
+      %control = arith.constant 119296 : i32
+      %controller = arith.constant 3840 : i32
+      %mask = arith.constant 7936 : i32
+      aiex.npu.maskwrite32(%control, %controller, %mask) : i32, i32, i32
+      %two = arith.constant 2 : i32
+      aiex.npu.push_queue(0, 0, S2MM : 0) bd_id %two repeat %zero {issue_token = true} : i32, i32
+      %queue = arith.constant 119324 : i32
+      %bd = arith.constant 1 : i32
+      aiex.npu.write32(%queue, %bd) : i32, i32
+      %place = arith.constant 1028 : i32
+      %value = arith.constant 1000 : i32
+      aiex.npu.write32(%place, %value) {column = 0 : i32, row = 2 : i32} : i32, i32
+      %lock = arith.constant 127024 : i32
+      aiex.npu.write32(%lock, %bd) {column = 0 : i32, row = 2 : i32} : i32, i32
+      aiex.npu.sync(%zero, %zero, %zero, %zero, %bd, %bd) : i32, i32, i32, i32, i32, i32
+    }
+  }
+"""
+"""Descriptors, queues, a parameter and a lock, by registers: every second word of an argument."""
+
+DESIGNS = [TURN, FIFOS, PARTS, REPEATS, CASCADE, ARBITER, HEAD_OF_LINE, FAULTS, REGISTERS]
+MODULE = "\n".join(["module {", *DESIGNS, "}"])

@@ -55,6 +55,13 @@ def test_cascade_parameter_and_lock(program: Program) -> None:
     assert np.array_equal(got, want)
 
 
+def test_registers(program: Program) -> None:
+    got = _run(program, "registers", 32, 8).outputs[1]
+    want = np.arange(2, 18, 2)
+    want[0] += 1000
+    assert np.array_equal(got, want)
+
+
 def test_any_order_gives_the_same(program: Program) -> None:
     arrays = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
     assert program.run(*arrays, entry="parts", perturb=3).schedules == 4

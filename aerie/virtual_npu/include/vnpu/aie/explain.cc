@@ -161,9 +161,7 @@ void add_wait(Text &text, const Actor &actor) {
       text.add("has %lld words to send and waits for ", (long long)(waiting.channel->cursor.left / 4));
       add_held(text, waiting.channel->source);
       break;
-    case Waiting::kReceive:
-      text.add("waits for %lld words", (long long)(waiting.channel->cursor.left / 4));
-      break;
+    case Waiting::kReceive: text.add("waits for %lld words", (long long)(waiting.channel->cursor.left / 4)); break;
     case Waiting::kToken:
     case Waiting::kQueue: {
       char name[160];
@@ -247,7 +245,7 @@ void add_registers(Text &text, Array &array) {
     const Channel &channel = *array.channels[i];
     if (channel.waiting.kind == Waiting::kTask) continue;
     const ChannelTable &table = *channel.table;
-    const int base = table.place.row == 0 ? (table.sends ? 0x1d228 : 0x1d220)
+    const int base = table.place.row == 0   ? (table.sends ? 0x1d228 : 0x1d220)
                      : table.place.row == 1 ? (table.sends ? 0xa0680 : 0xa0660)
                                             : (table.sends ? 0x1df10 : 0x1df00);
     text.add("\n  tile (%d, %d) DMA_%s_Status_%d 0x%05x = 0x%08x", table.place.column, table.place.row,

@@ -119,7 +119,8 @@ void Sink::changed() {
 namespace {
 
 uint32_t header_of(const Packet &packet, Place place) {
-  uint32_t header = uint32_t(packet.id) | uint32_t(packet.type) << 12 | uint32_t(place.row) << 16 | uint32_t(place.column) << 21;
+  uint32_t header =
+      uint32_t(packet.id) | uint32_t(packet.type) << 12 | uint32_t(place.row) << 16 | uint32_t(place.column) << 21;
   return header | uint32_t(!(__builtin_popcount(header) & 1)) << 31;
 }
 
