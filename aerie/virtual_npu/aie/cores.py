@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from xdsl.dialects import cf
-from xdsl.dialects.builtin import ArrayAttr, DenseIntElementsAttr, MemRefType, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, DenseIntOrFPElementsAttr, MemRefType, StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.aie import array
@@ -216,7 +216,7 @@ def _variable_of(body: Body, argument: SSAValue) -> str:
 
 def _emit_switch(body: CoreBody, op: cf.SwitchOp) -> None:
     flag, values = body.text(op.flag), op.case_values
-    numbers = list(values.get_values()) if isinstance(values, DenseIntElementsAttr) else []
+    numbers = list(values.get_values()) if isinstance(values, DenseIntOrFPElementsAttr) else []
     for number, block, operands in zip(numbers, op.case_blocks, op.case_operand, strict=True):
         with body.block(f"if ({flag} == {number})"):
             _jump(body, block, operands)

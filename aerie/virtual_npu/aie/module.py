@@ -55,7 +55,7 @@ def generate(
     for device in file.devices:
         device.fifos = dict(lower_object_fifos(device))
         file.declarations.append(f"extern const vnpu::aie::DeviceTable device_{device.number};")
-    entries = {}
+    entries: dict[str, object] = {}
     tables = []
     for device, op in _entries(file.devices):
         name = _unique(entry_name(op), device, entries)

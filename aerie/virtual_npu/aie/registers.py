@@ -291,7 +291,8 @@ def _push(
 ) -> None:  # fmt: skip
     index = device.channel(place, sends, channel)
     written = _registers(body).bds
-    bds, number = [], first
+    bds: list[tuple[int, RegisterBd]] = []
+    number = first
     while True:
         bd = written.get((place, number))
         if bd is None or (number != first and number == bds[0][0]):

@@ -255,7 +255,7 @@ def _configure_task(
 ) -> None:  # fmt: skip
     inner, device = of_sequence(body, op)
     count = body.text(repeat) if repeat is not None else str(integer_of(op, "repeat_count", 0))
-    bds = []
+    bds: list[str] = []
     for block in _chain(op, blocks):
         bd = next((one for one in block.ops if isinstance(one, dma.DmaBdOp)), None)
         if bd is not None:

@@ -155,8 +155,16 @@ CASCADE = """
       %one = arith.constant 1 : i32
       %c0 = arith.constant 0 : index
       aie.use_lock(%start, AcquireGreaterEqual, %one)
+      %k = memref.load %number[%c0] : memref<16xi32>
+      cf.switch %k : i32, [
+        default: ^other,
+        5: ^five
+      ]
+    ^five:
       %v = vector.load %number[%c0] : memref<16xi32>, vector<16xi32>
       aie.put_cascade(%v : vector<16xi32>)
+      cf.br ^other
+    ^other:
       aie.end
     }
     aie.core(%south) {
