@@ -127,7 +127,7 @@ def _emit_blocks(body: CoreBody, core: array.CoreOp) -> None:
         body.emit_line(f"{body.labels[block]}: {{" if jumped_to else "{")
         body.depth += 1
         for op in block.ops:
-            if op is block.last_op and op.name in _TERMINATORS:
+            if op.next_op is None and op.name in _TERMINATORS:
                 _emit_terminator(body, op)
             else:
                 body.operation(op)

@@ -506,5 +506,23 @@ REGISTERS = """
 """
 """Descriptors, queues, a parameter and a lock, by registers: every second word of an argument."""
 
-DESIGNS = [TURN, FIFOS, PARTS, REPEATS, CASCADE, ARBITER, HEAD_OF_LINE, FAULTS, REGISTERS]
+BUSY = """
+  aie.device(npu2) @busy {
+    %core = aie.tile(0, 2)
+    %free = aie.lock(%core, 0) {init = 1 : i32, sym_name = "free"}
+    aie.core(%core) {
+      cf.br ^again
+    ^again:
+      aie.use_lock(%free, AcquireGreaterEqual, 1)
+      aie.use_lock(%free, Release, 1)
+      cf.br ^again
+    }
+    aie.runtime_sequence @busy(%a: memref<8xi32>) {
+      aiex.set_lock(%free, 1)
+    }
+  }
+"""
+"""A core that never waits, and never ends."""
+
+DESIGNS = [TURN, FIFOS, PARTS, REPEATS, CASCADE, ARBITER, HEAD_OF_LINE, FAULTS, REGISTERS, BUSY]
 MODULE = "\n".join(["module {", *DESIGNS, "}"])

@@ -62,6 +62,10 @@ def test_registers(program: Program) -> None:
     assert np.array_equal(got, want)
 
 
+def test_a_core_that_never_waits(program: Program) -> None:
+    program.run(np.zeros(8, np.int32), entry="busy")
+
+
 def test_any_order_gives_the_same(program: Program) -> None:
     arrays = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
     assert program.run(*arrays, entry="parts", perturb=3).schedules == 4

@@ -38,16 +38,22 @@ Runnable *Run::next() {
 void Run::execute(Fiber sequence) {
   random_ = run_seed;
   host.begin(sequence);
-  for (uint32_t turns = 0;; ++turns) {
+  for (uint32_t turns = 0, busy = 0;; ++turns) {
     if (turns % 64 == 0) check_running();
-    if (!queue_.empty()) {
+    // Cores that go round and round without waiting do not keep the host from going on, nor the run from ending.
+    const bool is_patient = busy < kPatience;
+    if (!queue_.empty() && is_patient) {
+      if (at_rest || host.is_done) ++busy;
       next()->turn();
     } else if (at_rest) {
       Actor *const waiting = at_rest;
       at_rest = nullptr;
+      busy = 0;
       waiting->wake();
-    } else {
+    } else if (queue_.empty() || host.is_done) {
       break;
+    } else {
+      busy = 0;
     }
   }
   if (!host.is_done) fail_hang(*this);

@@ -338,6 +338,7 @@ class Run {
   Actor *at_rest = nullptr;  // waits until nothing else has a turn
 
  private:
+  static constexpr uint32_t kPatience = 1 << 20;  // turns that the host waits for rest
   Runnable *next();
   Queue<Runnable *> queue_;
   uint64_t random_ = 0;
