@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from aerie import air_dialect
+from aerie import air_dialect, virtual_npu
+from aerie.virtual_npu import pyxrt
 from aerie.virtual_npu.errors import OptionError, VirtualNpuDeadlock, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import BuildOptions
 from aerie.virtual_npu.program import Program, Result
@@ -131,6 +133,23 @@ def test_descriptor_outside(program: Program) -> None:
 def test_no_stats_at_this_level(program: Program) -> None:
     with pytest.raises(OptionError, match=r"stats is not there for modules with aie\.device"):
         program.run(np.zeros(8, np.int32), entry="no_flow", stats=True)
+
+
+def test_pyxrt_runs_a_sequence(tmp_path: Path) -> None:
+    virtual_npu.build(MODULE, tmp_path / "designs.elf")
+    device = pyxrt.device(0)
+    context = pyxrt.hw_context(device, pyxrt.elf(str(tmp_path / "designs.elf")))
+    buffers = [pyxrt.ext.bo(device, 128) for _ in range(2)]
+    first, second = (np.frombuffer(buffer.map(), np.int32) for buffer in buffers)
+    first[:] = np.arange(32)
+    buffers[0].sync(pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE)
+    run = pyxrt.run(pyxrt.ext.kernel(context, "main:fifos"))
+    for number, buffer in enumerate(buffers):
+        run.set_arg(number, buffer)
+    run.start()
+    run.wait2()
+    buffers[1].sync(pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE)
+    assert np.array_equal(second, np.arange(32) + 110)
 
 
 def test_text_is_printed_as_it_was_read() -> None:
