@@ -5,6 +5,7 @@
     routing        flows, and the switches that realise them
     object_fifos   object FIFOs
     sequence       the runtime sequence, by which the host drives the array
+    traces         what a board shall record, which is not looked at
     vectors        the vector operations of a core
 
 Names of ports, directions and actions are strings, as the text has them.

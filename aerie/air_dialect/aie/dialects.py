@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from xdsl.ir import Attribute, Dialect
 
-from aerie.air_dialect.aie import array, attributes, dma, object_fifos, routing, sequence, vectors
+from aerie.air_dialect.aie import array, attributes, dma, object_fifos, routing, sequence, traces, vectors
 from aerie.air_dialect.assembly import op_classes
 
-_OPS = [op for module in (array, dma, object_fifos, routing, sequence) for op in op_classes(module)]
+_OPS = [op for module in (array, dma, object_fifos, routing, sequence, traces) for op in op_classes(module)]
 _ATTRIBUTES: list[type[Attribute]] = [
     attributes.BdDimLayoutAttr,
     attributes.BdIterationAttr,

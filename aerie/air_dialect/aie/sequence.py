@@ -245,6 +245,28 @@ class DmaConfigureTaskForOp(_ConfigureTaskOp):
         self.print_rest(printer, self.repeat)
 
 
+class _NumbersOp(AieOp):
+    """An operation on numbers, which the older form `name {address = 4 : ui32, ...}` has as attributes."""
+
+    NUMBERS: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        given = parser.parse_optional_attr_dict()
+        if not given:
+            return super().parse(parser)
+        numbers = [given.pop(name, None) for name in cls.NUMBERS]
+        values = [i32_constant(_signed(number)) for number in numbers]
+        operands = [values] if cls is SyncOp else values
+        return cls(operands=operands, attributes=given)
+
+
+def _signed(number: Attribute | None) -> int:
+    """The 32 bits of a number, as an i32 has them; 0 where it is absent."""
+    bits = number.value.data & 0xFFFFFFFF if isinstance(number, IntegerAttr) else 0
+    return bits - (1 << 32) if bits >> 31 else bits
+
+
 class _TaskOp(AieOp):
     """Something about a task."""
 
@@ -327,32 +349,35 @@ class LoadPdiOp(AieOp):
 
 
 @irdl_op_definition
-class SyncOp(AieOp):
+class SyncOp(_NumbersOp):
     """`aiex.npu.sync(%column, %row, %direction, %channel, %columns, %rows)`: until a token has come."""
 
     name = "aiex.npu.sync"
     arguments = var_operand_def(i32)
+    NUMBERS: ClassVar[tuple[str, ...]] = ("column", "row", "direction", "channel", "column_num", "row_num")
     FORMAT: ClassVar[str] = "`(` $arguments `)` attr-dict `:` type($arguments)"
 
 
 @irdl_op_definition
-class Write32Op(AieOp):
+class Write32Op(_NumbersOp):
     """`aiex.npu.write32(%address, %value) {column, row}`: a register."""
 
     name = "aiex.npu.write32"
     address = operand_def(i32)
     value = operand_def(i32)
+    NUMBERS: ClassVar[tuple[str, ...]] = ("address", "value")
     FORMAT: ClassVar[str] = "`(` $address `,` $value `)` attr-dict `:` type($address) `,` type($value)"
 
 
 @irdl_op_definition
-class MaskWrite32Op(AieOp):
+class MaskWrite32Op(_NumbersOp):
     """`aiex.npu.maskwrite32(%address, %value, %mask) {column, row}`: bits of a register."""
 
     name = "aiex.npu.maskwrite32"
     address = operand_def(i32)
     value = operand_def(i32)
     mask = operand_def(i32)
+    NUMBERS: ClassVar[tuple[str, ...]] = ("address", "value", "mask")
     FORMAT: ClassVar[str] = (
         "`(` $address `,` $value `,` $mask `)` attr-dict `:` type($address) `,` type($value) `,` type($mask)"
     )
@@ -368,11 +393,12 @@ class BlockWriteOp(AieOp):
 
 
 @irdl_op_definition
-class AddressPatchOp(AieOp):
+class AddressPatchOp(_NumbersOp):
     """`aiex.npu.address_patch(%plus : i32) {addr, arg_idx}`: an argument's address into a descriptor."""
 
     name = "aiex.npu.address_patch"
     plus = operand_def(i32)
+    NUMBERS: ClassVar[tuple[str, ...]] = ("arg_plus",)
     FORMAT: ClassVar[str] = "`(` $plus `:` type($plus) `)` attr-dict"
 
 

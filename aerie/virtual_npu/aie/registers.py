@@ -57,9 +57,11 @@ _IGNORED = (
     (0x94000, 0x96000),
     (0x140A0, 0x14300),
     (0x31500, 0x31600),
+    (0x3FF00, 0x3FF40),
+    (0xB0F00, 0xB0F40),
 )
 """Registers of events, traces and performance counters, which change no data."""
-_CONTROLLER = 0x1F00
+_CONTROLLER = 0xFF00
 """The bits of a channel's control register that say where its tokens go."""
 
 
@@ -80,6 +82,8 @@ class RegisterBd:
     next: int | None = None
     memory: tuple[SSAValue, int] | None = None
     """The argument that its address was patched with, and how many bytes behind its begin."""
+    is_of_trace: bool = False
+    """Whether it writes to an argument that the sequence does not have, as those for traces do."""
 
 
 @dataclass
@@ -248,9 +252,10 @@ def _address_patch(body: Body, op: Operation) -> None:
     bd = _registers(inner).bds.get((place, number))
     if bd is None or rest != 4:
         raise unsupported(op, f"address {address:#x} is in no descriptor that was written before")
-    argument = inner.root.body.block.args[integer_of(op, "arg_idx")]  # type: ignore[union-attr]
+    arguments, number = inner.root.body.block.args, integer_of(op, "arg_idx")  # type: ignore[union-attr]
     body.comment(op)
-    bd.memory = argument, _number(body, op, op.plus)
+    bd.is_of_trace = number >= len(arguments)
+    bd.memory = None if bd.is_of_trace else (arguments[number], _number(body, op, op.plus))
 
 
 @emitter("aiex.npu.writebd")
@@ -303,6 +308,8 @@ def _push(
         if bd.next is None:
             break
         number = bd.next
+    if any(bd.is_of_trace for _, bd in bds):
+        return
     texts = [_bd_text(body, op, number, bd) for number, bd in bds]
     push(body, start_task(body, op, index, str(repeat), token, texts), line_of(op))
 

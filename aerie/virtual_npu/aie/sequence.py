@@ -356,6 +356,11 @@ def _await_token(body: Body, channel: int, line: int) -> None:
     body.emit_line(f"host.take_token({channel});")
 
 
+@emitter("aie.trace.start_config", "aie.trace.host_config")
+def _trace(body: Body, op: Operation) -> None:
+    """Traces change no data."""
+
+
 @emitter("aiex.dma_free_task")
 def _free_task(body: Body, op: Operation) -> None:
     body.comment(op)

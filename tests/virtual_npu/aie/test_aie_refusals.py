@@ -71,7 +71,7 @@ OF_DEVICE = {
     f"aie.core(%core) {{ %s = aie.objectfifo.acquire @of(Take, 1) : {SUBVIEW} aie.end }}": (
         "an object FIFO has no port Take: write Produce or Consume"
     ),
-    "aie.trace @t(%core) { }": "operation aie.trace is not known",
+    "%s = aie.logical_tile<CoreTile>(?, ?)": "operation aie.logical_tile is not known",
 }  # fmt: skip
 OF_SEQUENCE = {
     "aiex.npu.dma_wait {symbol = @no}": "no aie.shim_dma_allocation @no: the device has @in",
@@ -111,3 +111,24 @@ def test_unknown_device() -> None:
 def test_nothing_to_run() -> None:
     with pytest.raises(ProgramError, match=r"no aie.runtime_sequence: there is nothing to run"):
         emit("module { aie.device(npu2) { } }")
+
+
+TRACE = """
+aie.trace.config @t(%core) packet_type = core {
+  aie.trace.reg register = "T" value = 1 : i32
+}"""
+
+
+def test_traces_are_read_and_not_looked_at() -> None:
+    emit(DEVICE.replace("DEVICE", TRACE).replace("SEQUENCE", "aie.trace.start_config @t"))
+
+
+def test_older_forms_of_registers() -> None:
+    older = """aiex.npu.write32 {address = 127008 : ui32, column = 0 : i32, row = 2 : i32, value = 1 : ui32}
+      aiex.npu.sync {channel = 0 : i32, column = 0 : i32, column_num = 1 : i32, direction = 0 : i32,
+        row = 0 : i32, row_num = 1 : i32}"""
+    with pytest.raises(ProgramError, match=r"aiex.npu.write32: tile \(0, 2\) has no lock 2"):
+        emit(DEVICE.replace("DEVICE", "").replace("SEQUENCE", older))
+    text = emit(DEVICE.replace("DEVICE", "").replace("SEQUENCE", older.replace("127008", "126976"))).text
+    assert "host.set_lock(0, 1)" in text
+    assert "host.take_token(" in text
