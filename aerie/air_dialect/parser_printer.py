@@ -63,7 +63,17 @@ def make_context() -> Context:
     ctx = _Context()
     for dialect in (AIR, *DIALECTS):
         ctx.load_dialect(dialect)
+    for name in ("aie", "aiex", "aievec"):
+        ctx.register_dialect(name, functools.partial(_compiled_dialect, name.upper()))
     return ctx
+
+
+def _compiled_dialect(name: str) -> Dialect:
+    """One of the dialects of what the compiler makes of AIR; they are loaded where a text has them."""
+    from aerie.air_dialect.aie import dialects
+
+    dialect: Dialect = getattr(dialects, name)
+    return dialect
 
 
 class _BitPattern(Parser._TensorLiteralElement):

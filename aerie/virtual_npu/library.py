@@ -22,6 +22,9 @@ FORMAT = 11
 """Version of the metadata and of the entries' calling convention."""
 
 
+AIE_LEVEL = "aie"
+"""The level of a program that was made from `aie.device`, in its metadata; others have none."""
+
 STATS, TRACE = 1, 2
 """What a run can record (`RunOptions::record` in include/vnpu/entry.h)."""
 
@@ -127,6 +130,7 @@ class Library:
             )
         use_team(self._library)
         self.kernels = tuple(metadata["kernels"])
+        self.is_aie_level = metadata.get("level") == AIE_LEVEL
         self.entries = {name: _entry(name, found["arguments"]) for name, found in metadata["entries"].items()}
 
     def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
@@ -16,6 +16,8 @@ from aerie.common.knobs import cpp_copy_folder
 from aerie.common.store import Store, programs_store, read_content, write_atomic
 from aerie.device.errors import KernelSourceError, ParseError
 from aerie.device.external_kernels import ExternalKernel, kernel_objects
+from aerie.virtual_npu.aie import module as aie
+from aerie.virtual_npu.aie.module import has_devices
 from aerie.virtual_npu.codegen.module import GeneratedCpp, generate
 from aerie.virtual_npu.codegen.passes.pipeline import advance
 from aerie.virtual_npu.objects import HEADERS, INCLUDE, TranslationUnit, shared_object
@@ -32,13 +34,25 @@ def emit(
     kernel_dirs: Sequence[Path] = (),
 ) -> GeneratedCpp:
     """Parse AIR text and generate its C++, without compiling. Raises ProgramError."""
-    return generate(_parse(text, filename), text, options, kernel_dirs)
+    return _generated(text, filename, options, kernel_dirs)[0]
+
+
+def _generated(
+    text: str, filename: str, options: BuildOptions, kernel_dirs: Sequence[Path]
+) -> tuple[GeneratedCpp, BuildOptions]:
+    """The C++ of a text, and the options to compile it with: cores of devices check bounds alone."""
+    module = _parse(text, filename)
+    if not has_devices(module):
+        return generate(module, text, options, kernel_dirs), options
+    unchecked = replace(options, checks=False)
+    return aie.generate(module, text, unchecked, checks_bounds=options.checks), unchecked
 
 
 def ir_at_stage(text: str, stage: str, filename: str = STRING, options: BuildOptions = EXACT) -> str:
     """The IR of AIR text at a stage on its way to C++ (one of `STAGES`), as text. Raises ProgramError."""
     module = _parse(text, filename)
-    advance(module, options, stage=stage)
+    if not has_devices(module):  # those are run as they are written
+        advance(module, options, stage=stage)
     return air_dialect.print_module(module)
 
 
@@ -89,8 +103,8 @@ def generate_cpp(
 
     keep: a folder for a copy. Raises ProgramError and OSError.
     """
+    generated, options = _generated(text, filename, options, kernel_dirs)
     compilers = known_compilers(options.compiler_flags)
-    generated = emit(text, filename, options, kernel_dirs)
     main = Path(f"{name if filename == STRING else Path(filename).stem}.cc")
     if keep:
         keep.mkdir(parents=True, exist_ok=True)

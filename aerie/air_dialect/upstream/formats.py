@@ -276,6 +276,12 @@ _DIRECTIVES: dict[str, type[CustomDirective]] = {
 }
 
 
+def add_directive(directive: type[CustomDirective]) -> type[CustomDirective]:
+    """Let the formats of this package name a directive that another file defines."""
+    _DIRECTIVES[directive.__name__] = directive
+    return directive
+
+
 def define_op(name: str, form: type[_Op], meaning: str, **members: object) -> type[_Op]:
     """Define an operation from a row of a table: `form` is the class with its operands, results and assembly,
     `meaning` its docstring, `members` further attributes of the class."""

@@ -221,6 +221,11 @@ class Body:
         """
         return self.file.options.checks
 
+    @property
+    def checks_bounds(self) -> bool:
+        """Whether indices are compared with extents."""
+        return self.checked
+
     # ---- values ----
 
     def value(self, value: SSAValue) -> Value:

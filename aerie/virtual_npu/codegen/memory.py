@@ -126,7 +126,10 @@ def check_bounds(
     """Emit a check that `lanes` elements from an index on are in bounds of a dimension; nothing where they
     are known to be, and in builds without checks."""
     size = body.memref(value).sizes[dim]
-    if not body.checked or index.is_within(size, lanes):
+    if not body.checks_bounds or index.is_within(size, lanes):
+        return
+    if not body.checked:
+        body.emit_line(f"vnpu::inside({body.site(op)}, {dim}, {index.text}, {lanes}, {size});")
         return
     many = f"{lanes}, " if lanes != "1" else ""
     where = place_name(body, op, value)
@@ -155,6 +158,14 @@ def _element(body: Body, op: Operation, value: SSAValue, indices: Sequence[Acces
     return element_pointer(body.memref(value), [index.text for index in indices])
 
 
+def _plain_element(body: Body, op: Operation, value: SSAValue, indices: Sequence[AccessIndex]) -> str:
+    """C++ text of an element behind a plain pointer; emits the checks of its indices, where there are any."""
+    for dim, index in enumerate(indices):
+        check_bounds(body, op, value, dim, index)
+    view = body.memref(value)
+    return f"{view.pointer}[{address(view, [index.text for index in indices])}]"
+
+
 def read(
     body: Body, op: Operation, value: SSAValue, operands: Sequence[SSAValue], map_: AffineMap | None = None
 ) -> str:
@@ -165,8 +176,7 @@ def read(
 def read_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[AccessIndex]) -> str:
     """C++ text of the value of an element, at indices that need not be operands."""
     if not body.checked:
-        view = body.memref(value)
-        return f"{view.pointer}[{address(view, [index.text for index in indices])}]"
+        return _plain_element(body, op, value, indices)
     pointer = _element(body, op, value, indices)
     return f"vnpu::load({place_name(body, op, value)}, {pointer})"
 
@@ -186,8 +196,7 @@ def write(
 def write_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[AccessIndex], text: str) -> str:
     """C++ text of a statement that stores `text` at indices that need not be operands."""
     if not body.checked:
-        view = body.memref(value)
-        return f"{view.pointer}[{address(view, [index.text for index in indices])}] = {text};"
+        return f"{_plain_element(body, op, value, indices)} = {text};"
     pointer = _element(body, op, value, indices)
     element = types.scalar(types.element(value.type))
     return f"vnpu::store<{element}>({place_name(body, op, value)}, {pointer}, {text});"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
-from xdsl.ir import Attribute
+from xdsl.ir import Attribute, Operation
 
 from aerie.common.shown_names import symbol_name
 from aerie.device.external_kernels import ExternalKernel
@@ -59,8 +59,9 @@ def _entry(file: CppFile, op: func.FuncOp) -> dict[str, object]:
     """Emit the exported entry of a public function; gives its metadata."""
     name = op.sym_name.data
     function_name = emit_function(file, op)
-    described = [_argument_metadata(op, i) for i in range(len(op.function_type.inputs))]
-    arguments = [_unpacked_argument(type_, i) for i, type_ in enumerate(op.function_type.inputs)]
+    inputs = list(enumerate(op.function_type.inputs))
+    described = [argument_metadata(op, type_, i) for i, type_ in inputs]
+    arguments = [unpacked_argument(type_, i) for i, type_ in inputs]
     entry = f"entry_{mangled(name)}"
     lines = [f"static void {entry}(void *const *arguments) {{"]
     if file.options.checks:
@@ -82,9 +83,8 @@ def _entry(file: CppFile, op: func.FuncOp) -> dict[str, object]:
     return {"arguments": described}
 
 
-def _argument_metadata(op: func.FuncOp, index: int) -> dict[str, object]:
+def argument_metadata(op: Operation, type_: Attribute, index: int) -> dict[str, object]:
     """Metadata of an argument of an entry; shape [] is a scalar."""
-    type_ = op.function_type.inputs.data[index]
     shape: list[int] = []
     if isinstance(type_, VectorType):
         shape = list(type_.get_shape())
@@ -97,7 +97,7 @@ def _argument_metadata(op: func.FuncOp, index: int) -> dict[str, object]:
     return {"shape": shape, "dtype": types.dtype_name(types.element(type_))}
 
 
-def _unpacked_argument(type_: Attribute, index: int) -> str:
+def unpacked_argument(type_: Attribute, index: int) -> str:
     """C++ text of an argument taken from the array of addresses that an entry is called with."""
     scalar = types.scalar(types.element(type_))
     pointer = f"static_cast<{scalar} *>(arguments[{index}])"
@@ -118,7 +118,7 @@ _HEADER = """\
 #include "vnpu/happens_before.h"
 #include "vnpu/shuffle.h"
 """
-_NOT_ALL_USED = '#pragma GCC diagnostic ignored "-Wunused-parameter"'
+NOT_ALL_USED = '#pragma GCC diagnostic ignored "-Wunused-parameter"'
 """A body is given all of its operation's arguments, sizes and indices, used or not."""
 _PARTS: dict[str, list[str]] = {
     "contract": [],
@@ -156,7 +156,7 @@ def generate(
     parts = [
         _HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.runtime_parts)
     ]
-    parts += [_NOT_ALL_USED, *file.declarations, *file.functions]
+    parts += [NOT_ALL_USED, *file.declarations, *file.functions]
     parts.append(
         f"VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = {string_literal(metadata)};"
     )

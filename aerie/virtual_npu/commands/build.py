@@ -65,7 +65,7 @@ def _emit(options: argparse.Namespace) -> int:
 
 
 def _ops(_: argparse.Namespace) -> int:
-    from aerie.virtual_npu.codegen import module  # noqa: F401 - the emitters register
+    from aerie.virtual_npu.aie import module  # noqa: F401 - the emitters of both levels register
     from aerie.virtual_npu.codegen.body import supported_operations
 
     print("\n".join(supported_operations()))

@@ -30,7 +30,7 @@ def mark_nests(module: ModuleOp, options: BuildOptions) -> None:
 
     def visit(op: Operation, mode: BodyMode) -> bool:
         is_candidate = mode is BodyMode.PROCESS or (options.checks and mode is BodyMode.STRAIGHT)
-        if not is_candidate or isinstance(op.parent_op(), ProductOp) or not _is_nest(op):
+        if not is_candidate or isinstance(op.parent_op(), ProductOp) or not is_nest(op):
             return True
         wrap(op, NestOp)
         return False
@@ -38,13 +38,14 @@ def mark_nests(module: ModuleOp, options: BuildOptions) -> None:
     visit_operations(module, options, visit)
 
 
-def _is_nest(op: Operation) -> bool:
+def is_nest(op: Operation) -> bool:
+    """Whether an operation is a loop that accesses memory and waits for nothing."""
     inside = list(op.walk())
     return op.name in _LOOPS and all(map(_may_be_inside, inside)) and any(map(accesses, inside))
 
 
 def _may_be_inside(op: Operation) -> bool:
-    if op.name in _NOT_INSIDE or op.name.startswith("air."):
+    if op.name in _NOT_INSIDE or op.name.startswith(("air.", "aie.")):
         return False
     if isinstance(op, ProductOp) or op.name.startswith("linalg."):
         return True

@@ -1,0 +1,23 @@
+"""The three dialects as xDSL has them."""
+
+from __future__ import annotations
+
+from xdsl.ir import Attribute, Dialect
+
+from aerie.air_dialect.aie import array, attributes, dma, object_fifos, routing, sequence, traces, vectors
+from aerie.air_dialect.assembly import op_classes
+
+_OPS = [op for module in (array, dma, object_fifos, routing, sequence, traces) for op in op_classes(module)]
+_ATTRIBUTES: list[type[Attribute]] = [
+    attributes.BdDimLayoutAttr,
+    attributes.BdIterationAttr,
+    attributes.BdPadLayoutArrayAttr,
+    attributes.BdPadLayoutAttr,
+    attributes.ObjectFifoSubviewType,
+    attributes.ObjectFifoType,
+    attributes.PacketInfoAttr,
+]
+
+AIE = Dialect("aie", [op for op in _OPS if op.name.startswith("aie.")], _ATTRIBUTES)
+AIEX = Dialect("aiex", [op for op in _OPS if op.name.startswith("aiex.")])
+AIEVEC = Dialect("aievec", list(vectors.TABLE_OPS))

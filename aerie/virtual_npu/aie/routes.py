@@ -1,0 +1,235 @@
+"""Where the words of each channel go: from flows, or along the connections and rules of switches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from xdsl.ir import SSAValue
+
+from aerie.air_dialect.aie import routing
+from aerie.air_dialect.aie.formats import integer_of
+from aerie.virtual_npu.aie.design import Channel, Device, Place, place_of
+from aerie.virtual_npu.codegen.op_errors import unsupported
+
+Port = tuple[str, int]
+CIRCUIT = -1
+"""The id of words that are in no packet."""
+
+
+@dataclass(frozen=True)
+class Arbiter:
+    """An arbiter of a switch; number -1: of the port before a channel, where nothing has been routed yet."""
+
+    place: Place
+    number: int
+    port: int = 0
+
+
+@dataclass
+class Route:
+    """The way of the packets of one id, or of all words where the id is CIRCUIT."""
+
+    source: Channel
+    id: int
+    arbiters: list[Arbiter] = field(default_factory=list)
+    sinks: dict[Channel, bool] = field(default_factory=dict)
+    """Receiving channels, and whether the header stays in what they receive."""
+
+
+@dataclass
+class _Switch:
+    """The connections of a tile's switch."""
+
+    circuits: list[tuple[Port, Port]] = field(default_factory=list)
+    rules: dict[Port, list[tuple[int, int, SSAValue]]] = field(default_factory=dict)
+    """By port: mask, value and choice of an arbiter."""
+    masters: list[tuple[Port, tuple[SSAValue, ...], bool]] = field(default_factory=list)
+    """Ports, the choices that they listen to, whether they keep headers."""
+    mux: dict[Port, Port] = field(default_factory=dict)
+    """From a port of the shim's mux to another."""
+
+
+def routes(device: Device, ids: Iterable[int]) -> list[Route]:
+    """All routes of a device; `ids` are those that its packets may have."""
+    switches = _switches(device)
+    found: dict[tuple[Channel, int], Route] = {}
+    if switches:
+        senders = [channel for channel in device.channels if channel.sends]
+        for channel in senders:
+            for packet_id in (CIRCUIT, *sorted(set(ids))):
+                route = _trace(switches, channel, packet_id)
+                if route.sinks:
+                    found[channel, packet_id] = route
+    _add_flows(device, found, set(found))
+    for route in found.values():
+        for sink in (route.source, *route.sinks):
+            device.channel(sink.place, sink.sends, sink.number)
+    return list(found.values())
+
+
+# ---- flows that have not been routed ----
+
+
+def _add_flows(
+    device: Device, found: dict[tuple[Channel, int], Route], routed: set[tuple[Channel, int]]
+) -> None:
+    for source, sink in device.flows:
+        _circuit(found, source, sink)
+    for op in device.op.body.block.ops:
+        if isinstance(op, routing.FlowOp):
+            start = _end(op.source, op.source_bundle.data, op.source_channel.value.data, True)
+            end = _end(op.dest, op.dest_bundle.data, op.dest_channel.value.data, False)
+            if start is not None and end is not None and (start, CIRCUIT) not in routed:
+                _circuit(found, start, end)
+        elif isinstance(op, routing.PacketFlowOp):
+            _add_packet_flow(op, found, routed)
+
+
+def _circuit(found: dict[tuple[Channel, int], Route], source: Channel, sink: Channel) -> None:
+    found.setdefault((source, CIRCUIT), Route(source, CIRCUIT)).sinks[sink] = True
+
+
+def _add_packet_flow(
+    op: routing.PacketFlowOp, found: dict[tuple[Channel, int], Route], routed: set[tuple[Channel, int]]
+) -> None:
+    keeps = "keep_pkt_header" in op.attributes
+    ends = [inner for inner in op.body.block.ops if isinstance(inner, routing.PacketEndOp)]
+    number = op.packet_id.value.data
+    for source_op in ends:
+        if not isinstance(source_op, routing.PacketSourceOp):
+            continue
+        source = _end(source_op.tile, source_op.bundle.data, source_op.channel.value.data, True)
+        if source is None or (source, number) in routed:
+            continue
+        route = found.setdefault((source, number), Route(source, number))
+        for dest_op in ends:
+            if not isinstance(dest_op, routing.PacketDestOp):
+                continue
+            sink = _end(dest_op.tile, dest_op.bundle.data, dest_op.channel.value.data, False)
+            if sink is not None:
+                route.sinks[sink] = keeps
+                arbiter = Arbiter(sink.place, -1, sink.number)
+                if arbiter not in route.arbiters:
+                    route.arbiters.append(arbiter)
+        if not route.sinks:
+            del found[source, number]
+
+
+_IGNORED = ("Trace", "TileControl", "Ctrl", "South", "NOC", "PLIO")
+"""Ports of traces, control packets and tokens, which move no data of a design."""
+
+
+def _end(tile: SSAValue, bundle: str, number: int, sends: bool) -> Channel | None:
+    """The channel at an end of a flow; None where it is none that moves data."""
+    if bundle == "DMA":
+        return Channel(place_of(tile), sends, number)
+    if bundle in _IGNORED:
+        return None
+    owner = tile.owner
+    raise unsupported(owner, f"a flow at its port {bundle} : {number} is not supported: use DMA ports")  # type: ignore[arg-type]
+
+
+# ---- switches ----
+
+
+def _switches(device: Device) -> dict[Place, _Switch]:
+    found: dict[Place, _Switch] = {}
+    for op in device.op.body.block.ops:
+        if not isinstance(op, routing.SwitchOp):
+            continue
+        switch = found.setdefault(place_of(op.tile), _Switch())
+        for inner in op.body.block.ops if op.body.blocks else ():
+            _read_connection(switch, inner, is_mux=isinstance(op, routing.ShimMuxOp))
+    return found
+
+
+def _read_connection(switch: _Switch, op: object, *, is_mux: bool) -> None:
+    if isinstance(op, routing.ConnectOp):
+        ends = (
+            (op.source_bundle.data, op.source_channel.value.data),
+            (op.dest_bundle.data, op.dest_channel.value.data),
+        )
+        if is_mux:
+            switch.mux[ends[0]] = ends[1]
+        else:
+            switch.circuits.append(ends)
+    elif isinstance(op, routing.MastersetOp):
+        keeps = "keep_pkt_header" in op.attributes and bool(integer_of(op, "keep_pkt_header", 1))
+        port = op.dest_bundle.data, op.dest_channel.value.data
+        switch.masters.append((port, tuple(op.amsels), keeps))
+    elif isinstance(op, routing.PacketRulesOp):
+        rules = switch.rules.setdefault((op.source_bundle.data, op.source_channel.value.data), [])
+        for rule in op.body.block.ops:
+            if isinstance(rule, routing.RuleOp):
+                rules.append((rule.mask.value.data, rule.value.value.data, rule.amsel))
+
+
+_OPPOSITE = {
+    "North": ("South", (0, 1)),
+    "South": ("North", (0, -1)),
+    "East": ("West", (1, 0)),
+    "West": ("East", (-1, 0)),
+}
+_MUX_OUT = {("DMA", 0): ("North", 3), ("DMA", 1): ("North", 7)}
+_MUX_IN = {("North", 2): ("DMA", 0), ("North", 3): ("DMA", 1)}
+"""The connections of a shim's mux that are meant where none is written."""
+
+
+def _trace(switches: dict[Place, _Switch], source: Channel, packet_id: int) -> Route:
+    """Follow what a channel sends through the switches."""
+    route = Route(source, packet_id)
+    port: Port = "DMA", source.number
+    if source.place[1] == 0:
+        switch = switches.get(source.place, _Switch())
+        leaving = switch.mux.get(port, _MUX_OUT.get(port))
+        if leaving is None:
+            return route
+        port = "South", leaving[1]
+    _follow(switches, source.place, port, route, is_packet=False, passed=set())
+    return route
+
+
+def _follow(
+    switches: dict[Place, _Switch], place: Place, port: Port, route: Route, *, is_packet: bool,
+    passed: set[tuple[Place, Port]],
+) -> None:  # fmt: skip
+    if (place, port) in passed or place not in switches:
+        return
+    passed.add((place, port))
+    switch = switches[place]
+    for slave, master in switch.circuits:
+        if slave == port:
+            _go_on(switches, place, master, route, is_packet, not is_packet, passed)
+    if route.id == CIRCUIT:
+        return
+    choice = next((c for mask, value, c in switch.rules.get(port, ()) if route.id & mask == value), None)
+    if choice is None:
+        return
+    amsel = choice.owner
+    assert isinstance(amsel, routing.AmselOp)
+    arbiter = Arbiter(place, amsel.arbiter.value.data)
+    masters = [(master, keeps) for master, choices, keeps in switch.masters if choice in choices]
+    if masters and arbiter not in route.arbiters:
+        route.arbiters.append(arbiter)
+    for master, keeps in masters:
+        _go_on(switches, place, master, route, True, keeps, passed)
+
+
+def _go_on(
+    switches: dict[Place, _Switch], place: Place, master: Port, route: Route, is_packet: bool, keeps: bool,
+    passed: set[tuple[Place, Port]],
+) -> None:  # fmt: skip
+    bundle, number = master
+    if bundle == "DMA":
+        route.sinks[Channel(place, False, number)] = keeps
+        return
+    if bundle == "South" and place[1] == 0:
+        leaving = switches[place].mux.get(("North", number), _MUX_IN.get(("North", number)))
+        if leaving is not None and leaving[0] == "DMA":
+            route.sinks[Channel(place, False, leaving[1])] = keeps
+        return
+    if bundle in _OPPOSITE:
+        opposite, step = _OPPOSITE[bundle]
+        other = place[0] + step[0], place[1] + step[1]
+        _follow(switches, other, (opposite, number), route, is_packet=is_packet, passed=passed)

@@ -1,0 +1,350 @@
+// One loaded device: its locks, buffers, DMA channels, streams and cores, while they run.
+//
+// Words are four bytes. A stream holds few of them: what its receiver has not taken waits in a queue before the receiver, and
+// what that has no room for waits at the sender. A packet holds the arbiters on its way from its header to its last word.
+#pragma once
+
+#include "vnpu/aie/fiber.h"
+#include "vnpu/aie/tables.h"
+
+namespace vnpu::aie {
+
+class Array;
+class Host;
+class Source;
+class Sink;
+
+// What silicon holds, in words. Measured on NPU2 by mlir-aie: hw_verdicts ovr_5 and ovr_6 (a channel that has ended its chain
+// takes 5 words more), deadlock_model_head_of_line (one that waits for the lock of its next descriptor takes 8), and the read-
+// ahead of a shim (DeadlockModelPlan).
+struct Capacity {
+  static constexpr i64 kEnded = 5, kLoaded = 8, kShimReadAhead = 1580;
+  static constexpr int kQueue = 4;     // tasks that wait in a channel's queue
+  static constexpr int kCascade = 4;   // steps of 512 bits between two cores; not measured
+  static constexpr int kMostLock = 63;
+};
+
+template <class T>
+class Queue {
+ public:
+  bool empty() const { return head_ == items_.size(); }
+  int size() const { return items_.size() - head_; }
+  T &front() { return items_[head_]; }
+  T &operator[](int i) { return items_[head_ + i]; }
+  void push(const T &item) { items_.push(item); }
+  T pop() {
+    const T item = items_[head_++];
+    if (head_ == items_.size()) {
+      items_.shrink(0);
+      head_ = 0;
+    }
+    return item;
+  }
+  void clear() {
+    items_.shrink(0);
+    head_ = 0;
+  }
+
+ private:
+  mutable List<T> items_;
+  int head_ = 0;
+};
+
+// Bytes in order: put at the end, taken from the begin.
+class Bytes {
+ public:
+  i64 size() const { return end_ - begin_; }
+  const char *data() const { return data_ + begin_; }
+  void push(const char *from, i64 count);
+  void drop(i64 count) {
+    begin_ += count;
+    if (begin_ == end_) begin_ = end_ = 0;
+  }
+  ~Bytes() {
+    if (data_) pool_free(data_);
+  }
+
+ private:
+  char *data_ = nullptr;
+  i64 begin_ = 0, end_ = 0, capacity_ = 0;
+};
+
+// ---- locks ----
+
+class Lock {
+ public:
+  void acquire_by(Actor &actor, int value, bool at_least);
+  // Whether it can be taken at once; then it is.
+  bool take(int value, bool at_least);
+  void release(Site site, int value);
+  void set(int value);
+
+  const LockTable *table = nullptr;
+  int value = 0;
+
+ private:
+  void grant();
+  List<Actor *> waiters_;
+};
+
+// ---- descriptors ----
+
+// A descriptor, ready to run.
+struct Bd {
+  const BdTable *table;
+  char *base;     // of its buffer
+  i64 extent;     // bytes of its buffer
+  int next = -1;  // in the same chain
+  i64 uses = 0;   // for its iteration
+};
+
+// Where in memory the next byte of a transfer is.
+class Cursor {
+ public:
+  void start(const Bd &bd);
+  // The next bytes, as many as lie one after the other, at most `most`; null where they are zeros of the padding.
+  i64 peek(i64 most, char **data);
+  void advance(i64 bytes);
+  i64 left = 0;  // bytes of the transfer
+
+ private:
+  void settle();
+  char *base_ = nullptr;
+  int depth_ = 0, element_ = 1;
+  i64 run_ = 0, taken_ = 0;  // bytes that lie one after the other, and how many of these are taken
+  bool is_padded_ = false;
+  Dimension dims_[kMostDimensions] = {};
+  i64 index_[kMostDimensions] = {};
+};
+
+// A task: a chain of descriptors, run `repeat` + 1 times.
+class Task {
+ public:
+  static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
+  static void operator delete(void *task) { pool_free(task); }
+  Channel *channel = nullptr;
+  List<Bd> *bds = nullptr;  // the array's, or its own
+  List<Bd> own;
+  List<BdTable *> tables;
+  int first = 0;
+  i64 repeat = 0;
+  bool sends_token = false, is_done = false;
+  ~Task() {
+    for (int i = 0; i < tables.size(); ++i) pool_free(tables[i]);
+  }
+  // Adds a descriptor of the host's to the chain.
+  void add(const BdTable &table, const void *base, i64 extent);
+};
+
+// ---- streams ----
+
+class Arbiter {
+ public:
+  const ArbiterTable *table = nullptr;
+  Source *holder = nullptr;
+  List<Source *> waiters;
+};
+
+// The receiving end of streams: an S2MM channel.
+class Sink {
+ public:
+  i64 room() const;
+  void accept(const char *data, i64 bytes);
+  void accept_zeros(i64 bytes);
+  // Lets the senders go on.
+  void changed();
+
+  Channel *channel = nullptr;
+  Bytes held;
+  List<Source *> sources;
+};
+
+struct Route {
+  const RouteTable *table;
+  Arbiter **arbiters;
+  Sink **sinks;
+};
+
+// The sending end of streams: an MM2S channel.
+class Source final : public Runnable {
+ public:
+  void turn() override { pump(); }
+  // Begins to send a descriptor; the channel is woken when it has been read.
+  void send(const Packet &packet, i64 bytes);
+  void pump();
+  const Arbiter *blocking_arbiter() const;
+  const Sink *blocking_sink() const;
+
+  Channel *channel = nullptr;
+  List<Route> routes;
+  i64 read_ahead = 0;  // bytes
+  const Route *crossing = nullptr;
+  Bytes held;
+
+ private:
+  struct Segment {
+    const Route *route;
+    uint32_t header;
+    i64 bytes;
+    bool is_whole;  // the rest of the descriptor is here
+  };
+  const Route *route_of(const Packet &packet) const;
+  bool enter(const Route &route, uint32_t header);
+  void leave(const Route &route);
+  i64 room(const Route &route) const;
+  void move(const Route &route, i64 bytes);
+  void read_on();
+
+  Queue<Segment> segments_;
+  const Route *reading_ = nullptr;
+  uint32_t header_ = 0;
+  bool has_entered_ = false, has_header_ = false;
+  int acquired_ = 0;
+};
+
+// ---- channels ----
+
+class Channel final : public Actor {
+ public:
+  using Actor::Actor;
+  void describe(char *text, int capacity) const override;
+  bool is_shim() const { return table->place.row == 0; }
+
+  Array *array = nullptr;
+  const ChannelTable *table = nullptr;
+  Source source;  // of an MM2S channel
+  Sink sink;      // of an S2MM channel
+  Queue<Task *> queue;
+  Task *running = nullptr;
+  const Bd *bd = nullptr;
+  Cursor cursor;
+  bool is_transferring = false;
+  i64 tokens = 0, transferred = 0;
+  List<Actor *> for_room, for_token;  // the host, when it waits
+};
+
+// ---- cores ----
+
+class Cascade {
+ public:
+  static constexpr int kBytes = 64;
+  struct Step {
+    char bytes[kBytes];
+  };
+  const CascadeTable *table = nullptr;
+  Queue<Step> steps;
+  Core *from = nullptr, *to = nullptr;
+};
+
+class Core final : public Actor {
+ public:
+  using Actor::Actor;
+  void turn() override;
+  void describe(char *text, int capacity) const override;
+  Lock &lock(int number) const;
+  template <class T>
+  T *buffer(int number) const {
+    return reinterpret_cast<T *>(memory(number));
+  }
+  char *memory(int number) const;
+  // Waits for a lock, as the operation in this line says.
+  Await acquire(int lock, int value, bool at_least, int line);
+  void release(int lock, int value, int line);
+  Await to_put(int line);
+  template <class T>
+  void put(const T &value) {
+    static_assert(sizeof(T) == Cascade::kBytes, "a step of the cascade has 512 bits");
+    put_bytes(&value);
+  }
+  Await to_get(int line);
+  template <class T>
+  T get() {
+    T value;
+    get_bytes(&value);
+    return value;
+  }
+
+  Array *array = nullptr;
+  const CoreTable *table = nullptr;
+  Cascade *in = nullptr, *out = nullptr;
+  uint32_t modes = kFloor;
+
+ private:
+  void put_bytes(const void *value);
+  void get_bytes(void *value);
+};
+
+// ---- the whole ----
+
+class Array {
+ public:
+  static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
+  static void operator delete(void *array) { pool_free(array); }
+  Array(Run &run, const DeviceTable &table);
+  ~Array();
+  Channel *find(Place place, bool sends, int number);
+
+  Run &run;
+  const DeviceTable &table;
+  List<char *> memory;
+  List<Bd> bds;
+  List<Lock *> locks;
+  List<Channel *> channels;
+  List<Arbiter *> arbiters;
+  List<Core *> cores;
+  List<Cascade *> cascades;
+
+ private:
+  void connect();
+  List<void *> blocks_;
+  List<Task *> tasks_;
+};
+
+// The host, which executes the runtime sequence.
+class Host final : public Actor {
+ public:
+  using Actor::Actor;
+  ~Host() override;
+  void describe(char *text, int capacity) const override;
+  // Waits until nothing else can go on.
+  Await rest(int line);
+  // The same, in the order of the program: the host takes microseconds for what the array does in nanoseconds. Schedules that
+  // are drawn let it act at any time.
+  Await pause(int line) { return run_seed ? Await{true} : rest(line); }
+  // Loads a device; nothing is done where it is the one that runs.
+  void load(const DeviceTable &table);
+  Task *task(int channel, i64 repeat, bool sends_token);
+  Await room(Task *task, int line);
+  void start(Task *task);
+  Await token(int channel, int line);
+  void take_token(int channel);
+  void write(int buffer, i64 index, int32_t value);
+  void set_lock(int lock, int value);
+
+  Array *array = nullptr;
+
+ private:
+  List<Task *> tasks_;
+};
+
+class Run {
+ public:
+  Run() : host(*this) {}
+  // Runs a sequence to its end. A deadlock is a Failure.
+  void execute(Fiber sequence);
+  void ready(Runnable *runnable);
+
+  Host host;
+  Actor *at_rest = nullptr;  // waits until nothing else has a turn
+
+ private:
+  static constexpr uint32_t kPatience = 1 << 20;  // turns that the host waits for rest
+  Runnable *next();
+  Queue<Runnable *> queue_;
+  uint64_t random_ = 0;
+};
+
+// Fails the run where nothing can go on: who waits for whom.
+[[noreturn]] void fail_hang(Run &run);
+
+}  // namespace vnpu::aie

@@ -1,0 +1,291 @@
+// Descriptors, and the streams between channels.
+#include "vnpu/aie/array.h"
+
+namespace vnpu::aie {
+
+void Bytes::push(const char *from, i64 count) {
+  if (count == 0) return;
+  if (end_ + count > capacity_) {
+    const i64 held = size();
+    capacity_ = 2 * (held + count) + 64;
+    char *const larger = static_cast<char *>(pool_allocate(capacity_));
+    if (held) memcpy(larger, data_ + begin_, size_t(held));
+    if (data_) pool_free(data_);
+    data_ = larger;
+    begin_ = 0;
+    end_ = held;
+  }
+  memcpy(data_ + end_, from, size_t(count));
+  end_ += count;
+}
+
+// ---- access patterns ----
+
+void Cursor::start(const Bd &bd) {
+  const BdTable &table = *bd.table;
+  element_ = table.element;
+  left = table.length * element_;
+  i64 offset = table.offset;
+  if (table.iteration.size > 1) {
+    offset += (table.iteration.current + bd.uses) % table.iteration.size * table.iteration.stride;
+  }
+  base_ = bd.base + offset * element_;
+  depth_ = table.dimensions;
+  taken_ = 0;
+  is_padded_ = false;
+  i64 low = 0, high = 0, inner = 1;
+  for (int i = 0; i < depth_; ++i) {
+    dims_[i] = table.dimension[i];
+    index_[i] = 0;
+    is_padded_ = is_padded_ || dims_[i].before || dims_[i].after;
+  }
+  run_ = element_;
+  if (!is_padded_) {
+    // Dimensions that lie one after the other in memory are one run.
+    while (depth_ > 0 && dims_[depth_ - 1].stride * element_ == run_) run_ *= dims_[--depth_].size;
+    if (depth_ == 0) run_ = left;
+  }
+  for (int i = depth_ - 1; i > 0; --i) inner *= dims_[i].size + dims_[i].before + dims_[i].after;
+  // The outermost dimension goes on as long as there is something to transfer.
+  if (depth_ > 0 && !is_padded_) dims_[0].size = (left + inner * run_ - 1) / (inner * run_);
+  for (int i = 0; i < depth_; ++i) (dims_[i].stride < 0 ? low : high) += (dims_[i].size - 1) * dims_[i].stride * element_;
+  high += run_;
+  low += base_ - bd.base;
+  high += base_ - bd.base;
+  if (left > 0 && (low < 0 || high > bd.extent)) {
+    fail_as(Failure::kOutside, Site{"aie.dma_bd", table.line},
+            "reaches bytes %lld to %lld of a buffer that has bytes 0 to %lld: make the offset, sizes or strides smaller",
+            (long long)low, (long long)high - 1, (long long)bd.extent - 1);
+  }
+}
+
+i64 Cursor::peek(i64 most, char **data) {
+  char *place = base_;
+  bool is_zero = false;
+  for (int i = 0; i < depth_; ++i) {
+    const i64 at = index_[i] - dims_[i].before;
+    is_zero = is_zero || at < 0 || at >= dims_[i].size;
+    place += at * dims_[i].stride * element_;
+  }
+  *data = is_padded_ && is_zero ? nullptr : place + taken_;
+  const i64 here = run_ - taken_ < left ? run_ - taken_ : left;
+  return here < most ? here : most;
+}
+
+void Cursor::advance(i64 bytes) {
+  taken_ += bytes;
+  left -= bytes;
+  if (taken_ < run_) return;
+  taken_ = 0;
+  for (int i = depth_ - 1; i >= 0; --i) {
+    if (++index_[i] < dims_[i].before + dims_[i].size + dims_[i].after || i == 0) return;
+    index_[i] = 0;
+  }
+}
+
+// ---- the receiving end ----
+
+i64 Sink::room() const {
+  const bool is_loaded = channel->waiting.kind == Waiting::kLock;
+  const i64 capacity = 4 * (is_loaded ? Capacity::kLoaded : Capacity::kEnded);
+  const i64 room = channel->is_transferring ? channel->cursor.left + capacity : capacity - held.size();
+  return room > 0 ? room : 0;
+}
+
+void Sink::accept(const char *data, i64 bytes) {
+  Cursor &cursor = channel->cursor;
+  while (bytes > 0 && channel->is_transferring) {
+    char *to;
+    const i64 count = cursor.peek(bytes, &to);
+    memcpy(to, data, size_t(count));
+    cursor.advance(count);
+    channel->transferred += count;
+    data += count;
+    bytes -= count;
+    if (cursor.left == 0) {
+      channel->is_transferring = false;
+      channel->wake();
+    }
+  }
+  held.push(data, bytes);
+}
+
+void Sink::changed() {
+  for (int i = 0; i < sources.size(); ++i) channel->run.ready(sources[i]);
+}
+
+// ---- the sending end ----
+
+namespace {
+
+uint32_t header_of(const Packet &packet, Place place) {
+  uint32_t header =
+      uint32_t(packet.id) | uint32_t(packet.type) << 12 | uint32_t(place.row) << 16 | uint32_t(place.column) << 21;
+  return header | uint32_t(!(__builtin_popcount(header) & 1)) << 31;
+}
+
+}  // namespace
+
+const Route *Source::route_of(const Packet &packet) const {
+  List<Route> &all = const_cast<List<Route> &>(routes);
+  for (int i = 0; i < all.size(); ++i) {
+    if (all[i].table->id == -1 || all[i].table->id == packet.id) return &all[i];
+  }
+  char name[120];
+  channel->describe(name, int(sizeof(name)));
+  if (packet.id < 0) fail(Site{"aie.dma_bd", channel->line}, "%s has no flow: add aie.flow for it", name);
+  fail(Site{"aie.dma_bd", channel->line}, "%s has no flow for packets of id %d: add aie.packet_flow for it", name, packet.id);
+}
+
+void Source::send(const Packet &packet, i64) {
+  reading_ = route_of(packet);
+  header_ = header_of(packet, channel->table->place);
+  channel->run.ready(this);
+}
+
+i64 Source::room(const Route &route) const {
+  i64 least = i64(1) << 40;
+  for (int i = 0; i < route.table->sinks; ++i) {
+    const i64 room = route.sinks[i]->room();
+    least = room < least ? room : least;
+  }
+  return least;
+}
+
+bool Source::enter(const Route &route, uint32_t header) {
+  crossing = &route;
+  while (acquired_ < route.table->arbiters) {
+    Arbiter &arbiter = *route.arbiters[acquired_];
+    if (arbiter.holder && arbiter.holder != this) {
+      for (int i = 0; i < arbiter.waiters.size(); ++i) {
+        if (arbiter.waiters[i] == this) return false;
+      }
+      arbiter.waiters.push(this);
+      return false;
+    }
+    arbiter.holder = this;
+    ++acquired_;
+  }
+  if (!has_header_ && route.table->id >= 0) {
+    const SinkTable *const table = channel->array->table.route_sinks + route.table->first_sink;
+    for (int i = 0; i < route.table->sinks; ++i) {
+      if (table[i].keeps_header && route.sinks[i]->room() < 4) return false;
+    }
+    for (int i = 0; i < route.table->sinks; ++i) {
+      if (table[i].keeps_header) route.sinks[i]->accept(reinterpret_cast<const char *>(&header), 4);
+    }
+  }
+  has_header_ = has_entered_ = true;
+  return true;
+}
+
+void Source::leave(const Route &route) {
+  for (int i = 0; i < acquired_; ++i) {
+    Arbiter &arbiter = *route.arbiters[i];
+    arbiter.holder = nullptr;
+    if (arbiter.waiters.size() == 0) continue;
+    // The first that waits has it from now on.
+    arbiter.holder = arbiter.waiters[0];
+    for (int k = 1; k < arbiter.waiters.size(); ++k) arbiter.waiters[k - 1] = arbiter.waiters[k];
+    arbiter.waiters.shrink(arbiter.waiters.size() - 1);
+    channel->run.ready(arbiter.holder);
+  }
+  acquired_ = 0;
+  has_entered_ = has_header_ = false;
+  crossing = nullptr;
+}
+
+// Sends bytes straight from memory to the receivers.
+void Source::move(const Route &route, i64 bytes) {
+  static constexpr i64 kScratch = 4096;
+  char scratch[kScratch];
+  Cursor &cursor = channel->cursor;
+  while (bytes > 0) {
+    char *from;
+    i64 count = cursor.peek(bytes, &from);
+    if (from && (count >= kScratch || count == bytes)) {
+      for (int i = 0; i < route.table->sinks; ++i) route.sinks[i]->accept(from, count);
+      cursor.advance(count);
+    } else {
+      i64 gathered = 0;
+      while (gathered < bytes && gathered < kScratch) {
+        const i64 most = bytes - gathered < kScratch - gathered ? bytes - gathered : kScratch - gathered;
+        count = cursor.peek(most, &from);
+        if (from) memcpy(scratch + gathered, from, size_t(count));
+        else memset(scratch + gathered, 0, size_t(count));
+        cursor.advance(count);
+        gathered += count;
+      }
+      for (int i = 0; i < route.table->sinks; ++i) route.sinks[i]->accept(scratch, gathered);
+      count = gathered;
+    }
+    bytes -= count;
+    channel->transferred += count;
+  }
+}
+
+void Source::pump() {
+  for (;;) {
+    const bool is_held = !segments_.empty();
+    const Route *const route = is_held ? segments_.front().route : reading_;
+    if (!route || !enter(*route, is_held ? segments_.front().header : header_)) break;
+    if (is_held) {
+      Segment &segment = segments_.front();
+      const i64 room_now = room(*route), count = room_now < segment.bytes ? room_now : segment.bytes;
+      for (int i = 0; count && i < route->table->sinks; ++i) route->sinks[i]->accept(held.data(), count);
+      held.drop(count);
+      segment.bytes -= count;
+      if (segment.bytes > 0) break;
+      if (segment.is_whole) leave(*route);
+      segments_.pop();
+    } else {
+      const i64 room_now = room(*route), left = channel->cursor.left, count = room_now < left ? room_now : left;
+      move(*route, count);
+      if (channel->cursor.left > 0) break;
+      leave(*route);
+      reading_ = nullptr;
+      channel->is_transferring = false;
+      channel->wake();
+    }
+  }
+  read_on();
+}
+
+// A shim reads ahead of what it sends.
+void Source::read_on() {
+  if (!reading_ || held.size() >= read_ahead) return;
+  Cursor &cursor = channel->cursor;
+  i64 count = read_ahead - held.size();
+  count = count < cursor.left ? count : cursor.left;
+  const bool goes_on = !segments_.empty() && !segments_[segments_.size() - 1].is_whole;
+  if (!goes_on) segments_.push(Segment{reading_, header_, 0, false});
+  Segment &segment = segments_[segments_.size() - 1];
+  segment.bytes += count;
+  for (i64 bytes = count; bytes > 0;) {
+    char *from;
+    const i64 part = cursor.peek(bytes, &from);
+    if (from) held.push(from, part);
+    cursor.advance(part);
+    bytes -= part;
+  }
+  if (cursor.left > 0) return;
+  segment.is_whole = true;
+  reading_ = nullptr;
+  channel->is_transferring = false;
+  channel->wake();
+}
+
+const Arbiter *Source::blocking_arbiter() const {
+  if (!crossing || acquired_ == crossing->table->arbiters) return nullptr;
+  return crossing->arbiters[acquired_];
+}
+
+const Sink *Source::blocking_sink() const {
+  if (!crossing || blocking_arbiter()) return nullptr;
+  for (int i = 0; i < crossing->table->sinks; ++i) {
+    if (crossing->sinks[i]->room() == 0) return crossing->sinks[i];
+  }
+  return nullptr;
+}
+
+}  // namespace vnpu::aie

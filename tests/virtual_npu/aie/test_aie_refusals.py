@@ -1,0 +1,134 @@
+"""What the AIE level refuses, and how it says so; nothing is compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerie.common.errors import ProgramError
+from aerie.virtual_npu.toolchain import emit
+
+SEQUENCE = "aie.runtime_sequence(%a: memref<8xi32>) { SEQUENCE }"
+DEVICE = f"""
+module {{
+  aie.device(npu2) @main {{
+    %shim = aie.tile(0, 0)
+    %mem = aie.tile(0, 1)
+    %core = aie.tile(0, 2)
+    %l = aie.lock(%core, 0) {{init = 0 : i32, sym_name = "l"}}
+    %b = aie.buffer(%core) {{sym_name = "b"}} : memref<8xi32>
+    aie.shim_dma_allocation @in(%shim, MM2S, 0)
+    DEVICE
+    {SEQUENCE}
+  }}
+}}
+"""
+
+FIFO = "!aie.objectfifo<memref<8xi32>>"
+SUBVIEW = "!aie.objectfifosubview<memref<8xi32>>"
+CHAIN = """aie.mem(%core) {{
+  %0 = aie.dma_start(S2MM, 0, ^bd, ^end)
+^bd:
+  {}
+  aie.next_bd ^end
+^end:
+  aie.end
+}}"""
+WRITE = """%address = arith.constant {} : i32
+%value = arith.constant 1 : i32
+aiex.npu.write32(%address, %value) {{column = 0 : i32, row = {} : i32}} : i32, i32"""
+
+RELEASE, ACQUIRE = "aie.use_lock(%l, Release, 1)", "aie.use_lock(%l, Acquire, 1)"
+
+OF_DEVICE = {
+    "aie.tile(8, 2)": r"aie.tile\(8, 2\) is outside: the device has 8 columns and 6 rows",
+    "%m = aie.lock(%core, 1) {init = 64 : i32}": "aie.lock begins with 64: a lock has six bits, 0 to 63",
+    "aie.core(%core) { aie.use_lock(%l, Take, 1) aie.end }": "aie.use_lock knows no Take: write one of",
+    CHAIN.format("aie.dma_bd(%b : memref<8xi32> sizes = [2, 4] strides = [1])"): "has 2 sizes and 1 strides",
+    CHAIN.format("aie.dma_bd(%b : memref<8xi32> sizes = [1,1,1,1,8] strides = [1,1,1,1,1])"): "has 5 dim",
+    CHAIN.format("aie.dma_bd(%b : memref<8xi32> sizes = [8] strides = [1] pad [<1, 1>, <1, 1>])"): "pads oth",
+    CHAIN.format(f"{RELEASE} aie.dma_bd(%b : memref<8xi32>) {RELEASE}"): (
+        "a descriptor releases one lock: leave out the second one"
+    ),
+    CHAIN.format(f"{ACQUIRE} {ACQUIRE} aie.dma_bd(%b : memref<8xi32>)"): (
+        "a descriptor acquires one lock: leave out the second one"
+    ),
+    "aie.flow(%core, Core : 0, %shim, DMA : 0)": "a flow at its port Core : 0 is not supported",
+    f"aie.objectfifo @of(%core, {{%shim}}, [1, 2, 3]) : {FIFO}": "2 tiles and 3 depths: give one, or one for",
+    f"aie.objectfifo @of(%core, {{%shim}}, 2 : i32) {{aie_stream = 1 : i32}} : {FIFO}": "aie_stream of @of",
+    f"aie.objectfifo @of(%core, {{%shim}}, 2) : {FIFO} aie.objectfifo.link [@of] -> [@no]([] [])": (
+        "no aie.objectfifo @no"
+    ),
+    "\n".join(f"aie.objectfifo @o{n}(%core, {{%shim}}, 2) {{via_DMA = true}} : {FIFO}" for n in range(3)): (
+        r"@o2 needs one more MM2S channel of tile \(0, 2\), which has 2"
+    ),
+    f"aie.core(%core) {{ %s = aie.objectfifo.acquire @no(Consume, 1) : {SUBVIEW} aie.end }}": (
+        "no aie.objectfifo @no"
+    ),
+    f"aie.objectfifo @of(%core, {{%shim}}, 2) : {FIFO} aie.core(%core) {{ "
+    f"%s = aie.objectfifo.acquire @of(Consume, 1) : {SUBVIEW} aie.end }}": (
+        r"tile \(0, 2\) has no end of @of to consume at"
+    ),
+    f"aie.core(%core) {{ %s = aie.objectfifo.acquire @of(Take, 1) : {SUBVIEW} aie.end }}": (
+        "an object FIFO has no port Take: write Produce or Consume"
+    ),
+    "%s = aie.logical_tile<CoreTile>(?, ?)": "operation aie.logical_tile is not known",
+}  # fmt: skip
+OF_SEQUENCE = {
+    "aiex.npu.dma_wait {symbol = @no}": "no aie.shim_dma_allocation @no: the device has @in",
+    "aiex.npu.dma_wait": "names no aie.shim_dma_allocation",
+    "aiex.configure @no { }": "no device @no: the module has @main",
+    "aiex.configure @main { aiex.run @no() : () }": "the device @main has no sequence @no",
+    "aiex.npu.load_pdi": "without device_ref is not supported: name the device",
+    "%v = arith.constant 1 : i32 aiex.npu.rtp_write(@no, 0, %v) : i32": "no aie.buffer @no",
+    "%t = arith.constant 1 : index aiex.dma_start_task(%t)": "its task is not configured in this sequence",
+    WRITE.format(0x1F050, 2): r"tile \(0, 2\) has no lock 5",
+    WRITE.format(0x400, 2): r"no aie.buffer of tile \(0, 2\) has address 0x400",
+    WRITE.format(0x32000, 2): r"register 0x32000 of tile \(0, 2\) is not supported",
+    WRITE.format(0x1D204, 0): r"descriptor 1 of tile \(0, 0\) was not written before, or begins again",
+    WRITE.replace("write32(%address, %value)", "maskwrite32(%address, %value, %value)")
+    .replace(": i32, i32", ": i32, i32, i32").format(0x32000, 2): "bits 0x1 of register 0x32000 of tile",
+    "aiex.npu.writebd {bd_id = 0 : i32, column = 0 : i32, row = 1 : i32}": "of a tile that is no shim is not",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", OF_DEVICE)
+def test_of_a_device(text: str) -> None:
+    with pytest.raises(ProgramError, match=OF_DEVICE[text]):
+        emit(DEVICE.replace("DEVICE", text).replace("SEQUENCE", ""))
+
+
+@pytest.mark.parametrize("text", OF_SEQUENCE)
+def test_of_a_sequence(text: str) -> None:
+    with pytest.raises(ProgramError, match=OF_SEQUENCE[text]):
+        emit(DEVICE.replace("DEVICE", "").replace("SEQUENCE", text))
+
+
+def test_unknown_device() -> None:
+    with pytest.raises(ProgramError, match=r"aie.device\(npu3\) is not known here: write one of npu1"):
+        emit("module { aie.device(npu3) { } }")
+
+
+def test_nothing_to_run() -> None:
+    with pytest.raises(ProgramError, match=r"no aie.runtime_sequence: there is nothing to run"):
+        emit("module { aie.device(npu2) { } }")
+
+
+TRACE = """
+aie.trace.config @t(%core) packet_type = core {
+  aie.trace.reg register = "T" value = 1 : i32
+}"""
+
+
+def test_traces_are_read_and_not_looked_at() -> None:
+    emit(DEVICE.replace("DEVICE", TRACE).replace("SEQUENCE", "aie.trace.start_config @t"))
+
+
+def test_older_forms_of_registers() -> None:
+    older = """aiex.npu.write32 {address = 127008 : ui32, column = 0 : i32, row = 2 : i32, value = 1 : ui32}
+      aiex.npu.sync {channel = 0 : i32, column = 0 : i32, column_num = 1 : i32, direction = 0 : i32,
+        row = 0 : i32, row_num = 1 : i32}"""
+    with pytest.raises(ProgramError, match=r"aiex.npu.write32: tile \(0, 2\) has no lock 2"):
+        emit(DEVICE.replace("DEVICE", "").replace("SEQUENCE", older))
+    text = emit(DEVICE.replace("DEVICE", "").replace("SEQUENCE", older.replace("127008", "126976"))).text
+    assert "host.set_lock(0, 1)" in text
+    assert "host.take_token(" in text
