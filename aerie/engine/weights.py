@@ -129,6 +129,11 @@ class Weights:
         """Output projection, (vocab_size, hidden_size): the embeddings where the files have no other."""
         return self._tensors.get(LM_HEAD, self._tensors[EMBED])
 
+    def check_scales(self) -> None:
+        """Raises WeightsError if a scale of quantised weights is not a finite number. Reads all scales."""
+        for tensor in self._tensors.values():
+            tensor.check_scales()
+
     @property
     def files(self) -> list[Path]:
         """Those that hold its tensors."""

@@ -52,6 +52,9 @@ class BlockGroups:
 
         return read_heads(self.tensor, first, rows, dequantize)
 
+    def check_scales(self) -> None:
+        self.tensor.check_scales()
+
     def groups(self, first: int, rows: int) -> GroupedWeights:
         split = _SPLIT.get(self.tensor.kind.name)
         if split is None:
