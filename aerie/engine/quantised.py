@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -55,6 +55,20 @@ class GroupSource(ValueSource, Protocol):
 
     def groups(self, first: int, rows: int) -> GroupedWeights:
         """Some of its rows, (rows, columns). Raises WeightsError."""
+
+
+class PackedBlocks(Protocol):
+    """A matrix in blocks that was packed before."""
+
+    @property
+    def mapped(self) -> Bytes:
+        """The blocks, uint8 (block rows, block columns, bytes), read-only."""
+
+    def read_into(self, out: Bytes) -> None:
+        """Fill `out`, of this shape. Raises WeightsError."""
+
+    def part(self, begin: int, end: int) -> PackedBlocks:
+        """Those of some block rows."""
 
 
 @dataclass(frozen=True)
@@ -109,9 +123,11 @@ class ComputedTensor(Tensor):
 
 @dataclass(frozen=True)
 class QuantisedTensor(ComputedTensor):
-    """A matrix in groups. Read as bf16 it is the weights that its blocks stand for."""
+    """A matrix in groups. Read as bf16 it is the weights that its blocks stand for. blocks: what it is when
+    it is packed, if that was done before."""
 
     source: GroupSource | None = None
+    blocks: PackedBlocks | None = field(default=None, compare=False)
 
     @property
     def block(self) -> WeightBlock:
@@ -128,9 +144,15 @@ class QuantisedTensor(ComputedTensor):
         about = {name: getattr(self, name) for name in ComputedTensor.__dataclass_fields__}
         return ComputedTensor(**about)
 
+    def part(self, first: int, rows: int) -> QuantisedTensor:
+        is_whole = first % BLOCK_ROWS == 0 and (rows % BLOCK_ROWS == 0 or first + rows == self.shape[0])
+        begin, end = first // BLOCK_ROWS, -(-(first + rows) // BLOCK_ROWS)
+        blocks = self.blocks.part(begin, end) if self.blocks and is_whole else None
+        return replace(self, shape=(rows, *self.shape[1:]), row=self.row + first, blocks=blocks)
+
     def columns(self, first: int, count: int) -> ComputedTensor:
         """`count` of its columns from `first` on: quantised where they begin with a group, else bf16."""
-        part = super().columns(first, count)
+        part = replace(self, shape=(self.shape[0], count), column=self.column + first, blocks=None)
         if part.column % GROUP == 0:
             return part
         about = {name: getattr(self, name) for name in Tensor.__dataclass_fields__}
@@ -154,13 +176,19 @@ class QuantisedTensor(ComputedTensor):
         return self.read()
 
     def packed(self) -> Bytes:
-        """All of it in blocks, uint8 `block.shape(rows, columns)`."""
+        """All of it in blocks, uint8 `block.shape(rows, columns)`, to be read only."""
+        if self.blocks is not None:
+            return self.blocks.mapped
         out = np.empty(self.block.shape(*self.shape), np.uint8)
         self.pack_into(out)
         return out
 
     def pack_into(self, out: Bytes) -> None:
         """Fill `out`, uint8 `block.shape(rows, columns)`, with all of it in blocks. Raises WeightsError."""
+
+        if self.blocks is not None:
+            self.blocks.read_into(out)
+            return
 
         def pack(piece: slice) -> None:
             blocks = out[piece.start // BLOCK_ROWS : -(-piece.stop // BLOCK_ROWS)]

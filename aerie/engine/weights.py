@@ -18,7 +18,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.errors import WeightsError
 from aerie.engine.model_family import FUSED
-from aerie.engine.quantised import as_kind
+from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
 from aerie.engine.weight_files import WeightFiles, find_tensors
 
@@ -88,7 +88,7 @@ class Weights:
         kind: what they are on the device, one of quantised.KINDS. As llama.cpp does it (llama-quant.cpp), the
         LM head is q8 where other matrices are quantised to q4, also if it is the embeddings.
         """
-        self.rounding, self._config = Rounding(), config
+        self.rounding, self._config, self.kind = Rounding(), config, kind
         files, expected = find_tensors(folder), expected_shapes(config)
         self.notes, found = files.notes, _as_named(files.tensors)
         if LM_HEAD in found:  # counts though config.json ties it, as it does for transformers
@@ -128,6 +128,16 @@ class Weights:
     def lm_head(self) -> Tensor:
         """Output projection, (vocab_size, hidden_size): the embeddings where the files have no other."""
         return self._tensors.get(LM_HEAD, self._tensors[EMBED])
+
+    @property
+    def quantised(self) -> dict[str, QuantisedTensor]:
+        """The tensors that are quantised on the device, by transformers' names."""
+        return {name: each for name, each in self._tensors.items() if isinstance(each, QuantisedTensor)}
+
+    def use_packed(self, blocks: Mapping[str, PackedBlocks]) -> None:
+        """From now on read the blocks of these tensors where they were packed before."""
+        for name, tensor in self.quantised.items():
+            self._tensors[name] = replace(tensor, blocks=blocks[name])
 
     def check_scales(self) -> None:
         """Raises WeightsError if a scale of quantised weights is not a finite number. Reads all scales."""

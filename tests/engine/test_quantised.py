@@ -45,7 +45,7 @@ def same(ours, theirs):
 
 @pytest.fixture
 def stored(tmp_path):
-    """stored(kind, permuted_head=0) -> a quantised tensor in a file, and its blocks in transformers' order."""
+    """stored(kind, permuted_head=0) -> a quantised tensor in a file, and its blocks in the model's order."""
 
     def stored(kind, permuted_head=0):
         values = np.random.default_rng(kind).normal(0, 0.02, SHAPE).astype(np.float32)
@@ -194,7 +194,7 @@ def test_values_that_cannot_be_quantised(value, tmp_path):
     (tmp_path / "x").write_bytes(values.tobytes())
     tensor = as_kind(Tensor(tmp_path / "x", "x", "BF16", (40, 64), 0, 64), "q8")
     with pytest.raises(
-        WeightsError, match="tensor x .* has the scale (nan|inf) in row 35, columns from 32 on"
+        WeightsError, match=r"tensor x .* has the scale (nan|inf) in row 35, columns from 32 on"
     ):
         tensor.packed()
 
@@ -206,9 +206,8 @@ def test_what_is_asked_for(keeps, checkpoint, tmp_path, monkeypatch):
     config = load_config(path)
     kinds = {kind: Weights(path, config, kind).layer(0)["wq"].kind for kind in quantised.KINDS}
     assert kinds == {"auto": "q4" if keeps else "bf16", "bf16": "bf16", "q8": "q4", "q4": "q4"}
-    same(
-        Weights(path, config, "bf16").layer(0)["wk"].read(), Weights(path, config).layer(0)["wk"].read()
-    ) if (not keeps) else None
+    if not keeps:
+        same(*(Weights(path, config, kind).layer(0)["wk"].read() for kind in ("bf16", "auto")))
 
 
 def test_fused_and_permuted_tensors_of_a_file(checkpoint, tmp_path):
