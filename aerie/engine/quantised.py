@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from aerie.common.errors import UserError
 from aerie.engine.errors import WeightsError
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.quantisers import quantise_q4_1, quantise_q8_0
@@ -27,10 +28,17 @@ KINDS = ("auto", "bf16", "q8", "q4")
 AUTO_KEEPS_QUANTISED = False
 """Whether `auto` leaves quantised weights quantised on the device, else they become bf16."""
 
+
 CHUNK_BYTES = 1 << 20
 """Of float32 values that a thread computes at a time."""
 MOST_THREADS = 8
 """Threads that compute the values of a tensor, which takes far longer than to read them."""
+
+
+def check_kind(kind: str) -> None:
+    """Raises UserError for what is none of KINDS."""
+    if kind not in KINDS:
+        raise UserError(f"weights is {kind!r}; give one of {', '.join(KINDS)}")
 
 
 class ValueSource(Protocol):
@@ -39,6 +47,10 @@ class ValueSource(Protocol):
     @property
     def unit(self) -> int:
         """Rows that are best read together."""
+
+    @property
+    def value_bits(self) -> float:
+        """Bits of the file for each value, with what it is scaled with."""
 
     def values(self, first: int, rows: int) -> F32Array:
         """The values of some of its rows, exact, float32 (rows, columns). Raises WeightsError."""
@@ -99,6 +111,11 @@ class ComputedTensor(Tensor):
     def opened(self) -> RowReader:
         return _RowsOf(self)
 
+    @property
+    def stored_bytes(self) -> int:
+        assert self.source is not None
+        return round(self.source.value_bits * math.prod(self.shape) / 8)
+
     def exact(self, first: int, rows: int) -> F32Array:
         """The values of some rows as the file has them, without any rounding."""
         assert self.source is not None
@@ -138,6 +155,10 @@ class QuantisedTensor(ComputedTensor):
     @property
     def kind(self) -> str:
         return self.block.name
+
+    @property
+    def device_bytes(self) -> int:
+        return math.prod(self.block.shape(*self.shape))
 
     def dequantised(self) -> ComputedTensor:
         """The same tensor as bf16 on the device: the values of the file, rounded."""
@@ -227,6 +248,10 @@ class QuantisedOnReading:
     quantise: Callable[[F32Array], GroupedWeights]
     unit: int = 1
 
+    @property
+    def value_bits(self) -> float:
+        return 8 * self.tensor.itemsize
+
     def values(self, first: int, rows: int) -> F32Array:
         out = np.empty((rows, *self.tensor.shape[1:]), bf16)
         self.tensor.rows_into(out, first)
@@ -266,6 +291,11 @@ class _Dequantised:
 
     tensor: QuantisedTensor
     unit: int = 1
+
+    @property
+    def value_bits(self) -> float:
+        assert self.tensor.source is not None
+        return self.tensor.source.value_bits
 
     def values(self, first: int, rows: int) -> F32Array:
         return widen(self.tensor.groups(first, rows).to_bf16())

@@ -112,6 +112,16 @@ class Tensor:
         return "bf16"
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes in its file."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that it takes on the device."""
+        return math.prod(self.shape) * bf16.itemsize
+
+    @property
     def row_bytes(self) -> int:
         """Bytes from row to row of the file, of one element where it is a vector."""
         return self.pitch * self.itemsize

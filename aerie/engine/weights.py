@@ -129,6 +129,10 @@ class Weights:
         """Output projection, (vocab_size, hidden_size): the embeddings where the files have no other."""
         return self._tensors.get(LM_HEAD, self._tensors[EMBED])
 
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, by transformers' names."""
+        yield from self._tensors.items()
+
     @property
     def quantised(self) -> dict[str, QuantisedTensor]:
         """The tensors that are quantised on the device, by transformers' names."""

@@ -55,7 +55,7 @@ def stored(tmp_path):
         path = tmp_path / f"{kind.name}.bin"
         path.write_bytes(bytes(64) + raw[order].tobytes())
         about = (path, "x", kind.name, SHAPE, 64, SHAPE[1])
-        tensor = BlockTensor(*about, kind=block_types.READ[kind], permuted_head=permuted_head)
+        tensor = BlockTensor(*about, block_type=block_types.READ[kind], permuted_head=permuted_head)
         return quantised_block_tensor(tensor), raw
 
     return stored
@@ -131,7 +131,7 @@ def test_scales_that_are_no_numbers(kind, at, tmp_path):
     raw = random_blocks(kind, (6, 512)) if kind in SCALES else np.zeros((6, 512 // values * size), np.uint8)
     raw.reshape(-1, size)[2 * 512 // values + 1, at : at + 2] = (0, 0x7C)  # infinity
     (tmp_path / "x").write_bytes(raw.tobytes())
-    tensor = BlockTensor(tmp_path / "x", "x", kind.name, (6, 512), 0, 512, kind=block_types.READ[kind])
+    tensor = BlockTensor(tmp_path / "x", "x", kind.name, (6, 512), 0, 512, block_type=block_types.READ[kind])
     found = rf"tensor x in .* has a scale of inf \({kind.name}, row 2 of the file, columns from {values} on\)"
     with pytest.raises(WeightsError, match=found):
         tensor.check_scales()
@@ -142,7 +142,7 @@ def test_scales_that_are_no_numbers(kind, at, tmp_path):
 
 def test_what_has_no_block_there(tmp_path):
     for number, shape in ((10, (4, 512)), (2, (512,))):
-        tensor = BlockTensor(tmp_path, "x", "x", shape, 0, 512, kind=block_types.READ[number])
+        tensor = BlockTensor(tmp_path, "x", "x", shape, 0, 512, block_type=block_types.READ[number])
         assert quantised_block_tensor(tensor) is None
 
 
@@ -173,7 +173,7 @@ def test_quantised_on_reading_as_the_package_does(kind, checkpoint):
         about = (path, "x", theirs.name, given.shape, 0, given.shape[1])
         same(
             tensor.to_bf16(),
-            quantised_block_tensor(BlockTensor(*about, kind=block_types.READ[theirs])).read(),
+            quantised_block_tensor(BlockTensor(*about, block_type=block_types.READ[theirs])).read(),
         )
 
 

@@ -8,6 +8,7 @@ head are neighbours in the file, then 1 and hd/2 + 1, where transformers has the
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ class BlockTensor(Tensor):
     row, column: where this part of it begins.
     """
 
-    kind: BlockType = READ[0]
+    block_type: BlockType = READ[0]
     permuted_head: int = 0
     row: int = 0
     column: int = 0
@@ -45,8 +46,12 @@ class BlockTensor(Tensor):
         return True
 
     @property
+    def stored_bytes(self) -> int:
+        return math.prod(self.shape) // self.block_type.values * self.block_type.size
+
+    @property
     def row_bytes(self) -> int:
-        return self.pitch // self.kind.values * self.kind.size
+        return self.pitch // self.block_type.values * self.block_type.size
 
     def transposed(self) -> Tensor:
         raise NotImplementedError("rows of blocks have no columns to read alone")
@@ -66,7 +71,7 @@ class BlockTensor(Tensor):
 
     def check_scales(self) -> None:
         threads = min(MOST_THREADS, os.cpu_count() or 1)
-        if self.kind.scales_at:
+        if self.block_type.scales_at:
             with _BlockFile(self) as file:
                 read_in_chunks(file.check_scales, self.shape[0], self.row_bytes, CHUNK_BYTES, 1, threads)
 
@@ -89,7 +94,7 @@ class _BlockFile(TensorFile):
     def check_scales(self, piece: slice) -> None:
         """Raises WeightsError if a scale or minimum in some rows of the file is not finite."""
         tensor = self._tensor
-        rows, kind = piece.stop - piece.start, tensor.kind
+        rows, kind = piece.stop - piece.start, tensor.block_type
         raw = np.empty((rows * tensor.row_bytes // kind.size, kind.size), np.uint8)
         self.bytes_into(memoryview(raw.reshape(-1).data), tensor.start + piece.start * tensor.row_bytes)
         for at in kind.scales_at:
@@ -119,7 +124,7 @@ class _BlockFile(TensorFile):
     def _values(self, first: int, rows: int) -> F32Array:
         """Rows of whole heads, in transformers' order: (rows, columns)."""
         tensor = self._tensor
-        values = self.heads(first, rows, lambda raw: dequantize_blocks(raw.reshape(-1), tensor.kind))
+        values = self.heads(first, rows, lambda raw: dequantize_blocks(raw.reshape(-1), tensor.block_type))
         columns = tensor.shape[1] if len(tensor.shape) > 1 else 1
         return values[:, tensor.column : tensor.column + columns]
 

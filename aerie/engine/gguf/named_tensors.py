@@ -123,7 +123,7 @@ def _tensor(entry: TensorEntry, permuted_head: int = 0, first: int = 0, rows: in
     if entry.kind.name in DTYPES and not permuted_head:
         whole = Tensor(*about)
     else:
-        whole = BlockTensor(*about, kind=entry.kind, permuted_head=permuted_head)
+        whole = BlockTensor(*about, block_type=entry.kind, permuted_head=permuted_head)
     whole = replace(whole, start=entry.start + first * whole.row_bytes)
     return (isinstance(whole, BlockTensor) and quantised_block_tensor(whole)) or whole
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from aerie.engine.numerics import F32Array, bf16
 from aerie.engine.quantised import ComputedTensor, QuantisedTensor
-from aerie.engine.quantised_files.raw import check_finite
+from aerie.engine.quantised_files.raw import RAW_DTYPES, check_finite
 from aerie.engine.quantisers import quantise_q8
 from aerie.engine.tensors import Tensor
 from aerie.kernel_builder.weight_blocks import GROUP, Q4, Q8, GroupedWeights, WeightBlock
@@ -44,6 +44,10 @@ class AffineReader(Protocol):
     def scale_tensors(self) -> Sequence[Tensor]:
         """What must hold finite numbers."""
 
+    @property
+    def zero_bits(self) -> int:
+        """Bits of a group's zero in the file; 0 where it has none."""
+
     def read(self, first: int, rows: int) -> AffineRows:
         """Some rows of the matrix. Raises WeightsError."""
 
@@ -59,6 +63,11 @@ class AffineSource:
     @property
     def unit(self) -> int:
         return self.reader.unit
+
+    @property
+    def value_bits(self) -> float:
+        scales = sum(8 * RAW_DTYPES[each.dtype].itemsize for each in self.reader.scale_tensors)
+        return self.bits + (scales + self.reader.zero_bits) / self.group_size
 
     @property
     def block(self) -> WeightBlock:

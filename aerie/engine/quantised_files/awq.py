@@ -44,6 +44,10 @@ class AWQReader:
     def scale_tensors(self) -> Sequence[Tensor]:
         return (self.scales,)
 
+    @property
+    def zero_bits(self) -> int:
+        return 4
+
     def read(self, first: int, rows: int) -> AffineRows:
         scales = read_slice(self.scales, columns=slice(first, first + rows))
         return AffineRows(

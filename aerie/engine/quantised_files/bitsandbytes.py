@@ -82,6 +82,11 @@ class TableSource:
     nested: tuple[Tensor, Tensor] | None = None
     unit: int = 1
 
+    @property
+    def value_bits(self) -> float:
+        block, nested = self.state.block, self.state.nested_block
+        return 4 + (32 / block if self.nested is None else (8 + 32 / nested) / block)
+
     def check_scales(self) -> None:
         for tensor in (self.table, *(self.nested or (self.scales,))):
             check_finite(tensor)
@@ -119,6 +124,10 @@ class RowScaleSource:
     scales: Tensor
     unit: int = 32
     block: WeightBlock = Q8
+
+    @property
+    def value_bits(self) -> float:
+        return 8 + 32 / self.codes.shape[1]
 
     def check_scales(self) -> None:
         check_finite(self.scales)

@@ -50,6 +50,10 @@ class CompressedReader:
     def scale_tensors(self) -> Sequence[Tensor]:
         return (self.scales,)
 
+    @property
+    def zero_bits(self) -> int:
+        return 0 if self.zeros is None else self.bits
+
     def read(self, first: int, rows: int) -> AffineRows:
         outputs = slice(first, first + rows)
         codes = fields(read_slice(self.codes, outputs), self.bits)[:, : self.columns]

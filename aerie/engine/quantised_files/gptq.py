@@ -48,6 +48,10 @@ class GPTQReader:
     def scale_tensors(self) -> Sequence[Tensor]:
         return (self.scales,)
 
+    @property
+    def zero_bits(self) -> int:
+        return self.bits
+
     def read(self, first: int, rows: int) -> AffineRows:
         outputs, per_word = slice(first, first + rows), WORD_BITS // self.bits
         words = read_slice(self.codes, columns=outputs)

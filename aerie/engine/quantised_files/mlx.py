@@ -38,6 +38,10 @@ class MLXReader:
     def scale_tensors(self) -> Sequence[Tensor]:
         return self.scales, self.biases
 
+    @property
+    def zero_bits(self) -> int:
+        return 0
+
     def read(self, first: int, rows: int) -> AffineRows:
         outputs = slice(first, first + rows)
         scales, biases = (wide(read_slice(each, outputs)) for each in self.scale_tensors)
