@@ -24,7 +24,7 @@ from aerie.engine.folder import INDEX_FILE, SINGLE_FILE, check_file, other_forma
 from aerie.engine.gguf.architectures import ARCHITECTURES, Architecture
 from aerie.engine.gguf.model_config import config_entries
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
-from aerie.engine.gguf.named_tensors import name_in_file, named_tensors, size_note
+from aerie.engine.gguf.named_tensors import name_in_file, named_tensors
 from aerie.engine.quantised_files.assembly import assembled
 from aerie.engine.quantised_files.settings import read_settings
 from aerie.engine.tensors import Tensor
@@ -38,13 +38,14 @@ LARGEST_HEADER = 16 << 20
 class WeightFiles:
     """What a checkpoint holds: tensors by transformers' names. notes: which files count, where that might be
     doubted. config: what says which shapes they must have. may_be_transposed: whether matrices may lie (in,
-    out)."""
+    out). is_quantised: whether they may be quantised, so that their sizes are told."""
 
     folder: Path
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
     config: str = CONFIG
     may_be_transposed: bool = True
+    is_quantised: bool = False
 
     @property
     def mismatch(self) -> str:
@@ -83,9 +84,8 @@ class GGUFWeightFiles(WeightFiles):
     def of(model: GGUFModel) -> GGUFWeightFiles:
         """Raises CheckpointError."""
         tensors = named_tensors(model, config_entries(model))
-        about = (size_note(model),)
         return GGUFWeightFiles(
-            model.path, tensors, about, "the metadata", False, ARCHITECTURES[model.architecture]
+            model.path, tensors, (), "the metadata", False, True, ARCHITECTURES[model.architecture]
         )
 
     @property
@@ -121,7 +121,9 @@ def _as_quantised(files: WeightFiles) -> WeightFiles:
     settings = read_settings(ConfigReader(path, read_object(path, ConfigError))) if path.exists() else None
     if settings is None:
         return files
-    return replace(files, tensors=assembled(files.tensors, settings), may_be_transposed=False)
+    return replace(
+        files, tensors=assembled(files.tensors, settings), may_be_transposed=False, is_quantised=True
+    )
 
 
 def _notes_of(single: Path, index: Path) -> tuple[str, ...]:

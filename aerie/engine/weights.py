@@ -9,7 +9,8 @@ without its head has no `model.` before its names.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from aerie.engine.model_family import FUSED
 from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
 from aerie.engine.weight_files import WeightFiles, find_tensors
+from aerie.runtime.memory import format_bytes, format_file_bytes
 
 MODEL_PARTS = ("model.", "lm_head.")
 """What the tensors of the model itself begin with; others, such as a value head's, are for training."""
@@ -90,7 +92,7 @@ class Weights:
         """
         self.rounding, self._config, self.kind = Rounding(), config, kind
         files, expected = find_tensors(folder), expected_shapes(config)
-        self.notes, found = files.notes, _as_named(files.tensors)
+        found = _as_named(files.tensors)
         if LM_HEAD in found:  # counts though config.json ties it, as it does for transformers
             expected[LM_HEAD] = (config.vocab_size, config.hidden_size)
         fused = dict(_fused(found, config))
@@ -108,6 +110,8 @@ class Weights:
             )
             for name in expected
         }
+        sized = files.is_quantised or self.quantised
+        self.notes = (*files.notes, _size_note(folder, self._tensors.values())) if sized else files.notes
 
     def layer(self, layer: int) -> dict[str, Tensor]:
         """The tensors of block `layer`, by the names of the programs' arguments."""
@@ -156,6 +160,23 @@ class Weights:
     def reading_ahead(self) -> AbstractContextManager[None]:
         """While this is open, the files come from the disk into the system's cache."""
         return reading_ahead(self.files)
+
+
+def _size_note(folder: Path, tensors: Iterable[Tensor]) -> str:
+    """How large the weights are in the files and on the device, by their types, the largest first."""
+    stored, kept = Counter[str](), Counter[str]()
+    for tensor in tensors:
+        stored[tensor.dtype] += tensor.stored_bytes
+        kept[tensor.kind] += tensor.device_bytes
+    types = " and ".join(name for name, _ in stored.most_common())
+    memory = f"{format_bytes(kept.total())} of memory as bf16, which is computed with"
+    if len(kept) > 1:
+        parts = (f"{kind} {format_file_bytes(nbytes)}" for kind, nbytes in kept.most_common())
+        memory = f"{format_file_bytes(kept.total())} on the device ({', '.join(parts)})"
+    return (
+        f"note: the tensors of {folder.name} take {format_file_bytes(stored.total())} in the file ({types}), "
+        f"and {memory}"
+    )
 
 
 def _as_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

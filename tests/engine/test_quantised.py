@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 
 from aerie.engine import quantised
 from aerie.engine.config import load_config
-from aerie.engine.errors import WeightsError
+from aerie.engine.errors import CheckpointError, WeightsError
 from aerie.engine.gguf import block_types
 from aerie.engine.gguf.block_groups import quantised_block_tensor
 from aerie.engine.gguf.block_tensors import BlockTensor
@@ -229,3 +229,26 @@ def test_columns_are_not_read_alone():
     tensor = quantised.ComputedTensor(None, "x", "I32", (2, 2), 0, 2, source=SimpleNamespace())
     with pytest.raises(NotImplementedError, match="the columns of x are not read alone"):
         tensor.transposed()
+
+
+def test_drawn_damage(checkpoint, tmp_path):
+    """Bytes of a quantised file changed or cut anywhere: it is read, or refused in one line."""
+    path = gguf_files.write(tmp_path / "x.gguf", Source(checkpoint), matrices_in(Type.Q4_1))
+    whole, draw, refusals = path.read_bytes(), np.random.default_rng(0), []
+    for _ in range(40):
+        damaged = bytearray(whole)
+        for at in draw.integers(0, len(whole), 20):
+            damaged[at] = 0xFF
+        if draw.random() < 0.2:
+            del damaged[draw.integers(8, len(damaged)) :]
+        path.write_bytes(damaged)
+        try:
+            weights = Weights(path, load_config(path), "q4")
+            weights.check_scales()
+            for _, tensor in weights.named():
+                tensor.read()
+        except CheckpointError as error:
+            refusals.append(str(error))
+    assert not any("\n" in refusal for refusal in refusals)
+    assert len(refusals) > 10
+    assert any("has a scale of" in refusal for refusal in refusals)

@@ -8,6 +8,7 @@ finer than 4 bits, also if it is the embeddings, and a matrix whose width no blo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,24 +74,23 @@ def write_gguf(path: Path, checkpoint: Checkpoint, form: str, step: OnProgress) 
     CheckpointError for a model that GGUF cannot say, and OSError."""
     import gguf
 
-    config, planned = checkpoint.config, plan_tensors(checkpoint, form)
-    writer = gguf.GGUFWriter(path, _name(config))
-    for key, value in _keys(checkpoint, form).items():
-        _add(writer, key, value)
-    extra = _divisors(config)
-    for name, values in extra.items():
-        writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
-    for each in planned:
-        _add_info(writer, each)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for values in extra.values():
-        writer.write_tensor_data(values)
-    for done, each in enumerate(planned, 1):
-        writer.write_tensor_data(np.concatenate([*_data(each)]))
-        step(each.name, done)
-    writer.close()
+    planned, keys = plan_tensors(checkpoint, form), _keys(checkpoint, form)
+    extra = _divisors(checkpoint.config)
+    with closing(gguf.GGUFWriter(path, _name(checkpoint.config))) as writer:
+        for key, value in keys.items():
+            _add(writer, key, value)
+        for name, values in extra.items():
+            writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
+        for each in planned:
+            _add_info(writer, each)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for values in extra.values():
+            writer.write_tensor_data(values)
+        for done, each in enumerate(planned, 1):
+            writer.write_tensor_data(np.concatenate([*_data(each)]))
+            step(each.name, done)
 
 
 def _architecture(config: ModelConfig) -> Architecture:
@@ -208,8 +208,8 @@ def _data(planned: PlannedTensor) -> Iterator[NDArray[Any]]:
         values = widen(tensor.part(first, min(at_once, tensor.shape[0] - first)).read())
         if not np.isfinite(values).all():
             raise WeightsError(
-                f"tensor {tensor.name} in {tensor.path} holds values that are no finite numbers, in rows from "
-                f"{first} on, and cannot be quantised: the file is damaged, fetch it again"
+                f"tensor {tensor.name} in {tensor.path} holds values that are no finite numbers, in rows "
+                f"from {first} on, and cannot be quantised: the file is damaged, fetch it again"
             )
         if planned.heads:
             halves = values.reshape(-1, 2, unit // 2, values.shape[1])

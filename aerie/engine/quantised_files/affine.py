@@ -123,12 +123,12 @@ class AffineSource:
 
 
 def affine_tensor(
-    of: Tensor, shape: tuple[int, int], reader: AffineReader, bits: int, group_size: int
+    of: Tensor, shape: tuple[int, int], reader: AffineReader, method: str, bits: int, group_size: int
 ) -> ComputedTensor:
     """The matrix of `shape` that `of` is the codes of: quantised, or bf16 where a group of the device would
-    have several scales."""
+    have several scales. method: by what name config.json has the tool."""
     source = AffineSource(reader, bits, group_size)
-    about = (of.path, of.name, of.dtype, shape, of.start, shape[1])
+    about = (of.path, of.name, f"{method} {bits} bits", shape, of.start, shape[1])
     if group_size % GROUP and group_size < shape[1]:
         return ComputedTensor(*about, rounding=of.rounding, source=source)
     return QuantisedTensor(*about, rounding=of.rounding, source=source)

@@ -73,4 +73,6 @@ def tensor_of(name: str, tensors: Mapping[str, Tensor], settings: Settings) -> T
     why = f"{rows}x{columns} in groups of {group_size}"
     check_array(scales, SCALES, (groups, rows), why)
     check_array(zeros, WORDS, (groups, rows // PER_WORD), why)
-    return affine_tensor(codes, (rows, columns), AWQReader(codes, zeros, scales), 4, group_size)
+    return affine_tensor(
+        codes, (rows, columns), AWQReader(codes, zeros, scales), settings.method, 4, group_size
+    )

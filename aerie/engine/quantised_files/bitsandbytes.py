@@ -175,7 +175,8 @@ def _table_tensor(stem: str, tensors: Mapping[str, Tensor]) -> Tensor:
         check_array(nested[0], ("F32",), (CODES_OF_SCALE,), why)
         check_array(nested[1], ("F32",), (-(-blocks // state.nested_block),), why)
     check_array(scales, ("U8",) if nested else ("F32",), (blocks,), why)
-    about = (codes.path, codes.name, codes.dtype, state.shape, codes.start, state.shape[1])
+    kind = (found or "").rpartition("__")[2]
+    about = (codes.path, codes.name, f"bitsandbytes {kind}", state.shape, codes.start, state.shape[1])
     return ComputedTensor(
         *about, rounding=codes.rounding, source=TableSource(codes, table, scales, state, nested)
     )
@@ -186,5 +187,5 @@ def _row_tensor(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     codes = companion(tensors, f"{stem}weight", scales)
     check_matrix(codes, ("I8",))
     check_array(scales, ("F32",), codes.shape[:1], f"a matrix of {shape_text(codes.shape)}")
-    about = (codes.path, codes.name, codes.dtype, codes.shape, codes.start, codes.shape[1])
+    about = (codes.path, codes.name, "bitsandbytes int8", codes.shape, codes.start, codes.shape[1])
     return QuantisedTensor(*about, rounding=codes.rounding, source=RowScaleSource(codes, scales))

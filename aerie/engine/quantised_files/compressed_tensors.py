@@ -88,7 +88,7 @@ def tensor_of(name: str, tensors: Mapping[str, Tensor], settings: Settings) -> T
             "(actorder group), which is not read: fetch a checkpoint without it"
         )
     reader = CompressedReader(codes, zeros, scales, bits, columns)
-    return affine_tensor(codes, (rows, columns), reader, bits, group_size)
+    return affine_tensor(codes, (rows, columns), reader, settings.method, bits, group_size)
 
 
 def _shape(about: Tensor, codes: Tensor, bits: int) -> tuple[int, int]:

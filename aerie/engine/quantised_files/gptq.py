@@ -77,7 +77,7 @@ def tensor_of(name: str, tensors: Mapping[str, Tensor], settings: Settings) -> T
     check_array(zeros, WORDS, (groups, -(-rows * bits // WORD_BITS)), why)
     _check_order(stem, tensors, codes, columns, group_size, settings)
     reader = GPTQReader(codes, zeros, scales, bits, settings.is_v1)
-    return affine_tensor(codes, (rows, columns), reader, bits, group_size)
+    return affine_tensor(codes, (rows, columns), reader, settings.method, bits, group_size)
 
 
 def _check_order(

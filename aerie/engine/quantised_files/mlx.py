@@ -59,4 +59,5 @@ def tensor_of(name: str, tensors: Mapping[str, Tensor], settings: Settings) -> T
     why = f"{rows}x{columns} in groups of {group_size}"
     for each in (scales, biases):
         check_array(each, SCALES, (rows, -(-columns // group_size)), why)
-    return affine_tensor(codes, (rows, columns), MLXReader(codes, scales, biases, bits), bits, group_size)
+    reader = MLXReader(codes, scales, biases, bits)
+    return affine_tensor(codes, (rows, columns), reader, settings.method, bits, group_size)
