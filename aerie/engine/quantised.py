@@ -19,7 +19,7 @@ from aerie.common.errors import UserError
 from aerie.engine.errors import WeightsError
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.quantisers import quantise_q4_1, quantise_q8_0
-from aerie.engine.tensors import RowReader, Tensor, read_in_chunks, round_into
+from aerie.engine.tensors import DTYPES, RowReader, Tensor, read_in_chunks, round_into
 from aerie.kernel_builder.weight_blocks import BLOCK_ROWS, GROUP, Q4, Q8, Bytes, GroupedWeights, WeightBlock
 
 KINDS = ("auto", "bf16", "q8", "q4")
@@ -250,7 +250,7 @@ class QuantisedOnReading:
 
     @property
     def value_bits(self) -> float:
-        return 8 * self.tensor.itemsize
+        return 8 * DTYPES[self.tensor.dtype].itemsize
 
     def values(self, first: int, rows: int) -> F32Array:
         out = np.empty((rows, *self.tensor.shape[1:]), bf16)
@@ -275,7 +275,8 @@ def as_kind(tensor: Tensor, kind: str) -> Tensor:
     if isinstance(tensor, QuantisedTensor):
         keeps = AUTO_KEEPS_QUANTISED if kind == "auto" else kind != "bf16"
         return tensor if keeps else tensor.dequantised()
-    return quantised(tensor, kind) if kind in QUANTISERS and len(tensor.shape) == 2 else tensor
+    is_plain = tensor.dtype in DTYPES and len(tensor.shape) == 2
+    return quantised(tensor, kind) if kind in QUANTISERS and is_plain else tensor
 
 
 def quantised(tensor: Tensor, kind: str) -> QuantisedTensor:

@@ -140,6 +140,16 @@ def test_scales_that_are_no_numbers(kind, at, tmp_path):
             quantised.packed()
 
 
+def test_what_is_quantised_without_a_block_is_not_quantised_again(tmp_path):
+    """Nor a vector; but a plain matrix whose rows are permuted in the file."""
+    (tmp_path / "x").write_bytes(bytes(1 << 16))
+    about = (tmp_path / "x", "x")
+    for number, shape, kind in ((10, (16, 512), "bf16"), (30, (512,), "bf16"), (30, (16, 512), "q4")):
+        of, made = block_types.READ[number], {"permuted_head": 4 if len(shape) == 2 else 0}
+        tensor = BlockTensor(*about, of.name, shape, 0, 512, block_type=of, **made)
+        assert as_kind(tensor, "q4").kind == kind
+
+
 def test_what_has_no_block_there(tmp_path):
     for number, shape in ((10, (4, 512)), (2, (512,))):
         tensor = BlockTensor(tmp_path, "x", "x", shape, 0, 512, block_type=block_types.READ[number])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from aerie.engine.config import load_config
 from aerie.engine.config_reader import ConfigReader
 from aerie.engine.errors import CheckpointError, ConfigError, WeightsError
 from aerie.engine.quantised_files.settings import read_settings
 from aerie.engine.weight_files import find_tensors
+from aerie.engine.weights import Weights
 from tests import quantised_folders as folders
 from tests.quantised_folders import CONFIGS
 
@@ -361,3 +365,55 @@ def test_drawn_damage(method, tmp_path):
             refusals.append(str(error))
     assert not any("\n" in refusal for refusal in refusals)
     assert len(refusals) > 10
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    from tests.engine.checkpoints import write_checkpoint
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    folder = tmp_path_factory.mktemp("plain") / "x"
+    return write_checkpoint(
+        folder, **sizes, head_dim=32, num_hidden_layers=1, rope_parameters=rope, family="Qwen2"
+    )
+
+
+@pytest.mark.parametrize("method", MAKE)
+@pytest.mark.parametrize("kind", ["auto", "q4"])
+def test_a_whole_model(method, kind, plain, tmp_path):
+    """Every matrix of a model, with biases and norms beside them, is where the programs look for it."""
+    folder = shutil.copytree(plain, tmp_path / "quantised")
+    plain_tensors, expected = load_file(plain / "model.safetensors"), {}
+    tensors = {}
+    for name, array in plain_tensors.items():
+        if array.ndim != 2 or "embed" in name:
+            tensors[name] = array
+            continue
+        stored = MAKE[method](array.shape, seed=len(name))
+        expected[name] = stored.values
+        tensors |= {name.removesuffix("weight") + part: each for part, each in stored.tensors.items()}
+    folders.write(folder, tensors, config(method))
+    weights = Weights(folder, load_config(folder), kind)
+    assert any(("in the file" in note and " 4 bits" in note) or "nf4" in note for note in weights.notes)
+    for name, tensor in weights.named():
+        if name not in expected:
+            assert tensor.kind == ("q8" if "embed" in name and kind == "q4" else "bf16")
+            continue
+        values, block = tensor.read().astype(float), kind == "q4" and method != "bitsandbytes"
+        assert tensor.kind == ("q4" if block else "bf16")
+        if not block:
+            same(tensor.read(), expected[name].astype(np.float32).astype(bf16))
+        assert np.sqrt(((values - expected[name]) ** 2).mean() / (expected[name] ** 2).mean()) < 0.02
+
+
+def test_a_shape_that_the_config_contradicts(plain, tmp_path):
+    folder = shutil.copytree(plain, tmp_path / "quantised")
+    tensors = dict(load_file(plain / "model.safetensors"))
+    name = "model.layers.0.self_attn.q_proj."
+    del tensors[f"{name}weight"]
+    tensors |= {name + part: each for part, each in folders.awq((64, 128)).tensors.items()}
+    folders.write(folder, tensors, config("awq"))
+    message = r"q_proj\.qweight in .* has shape 64x128; config.json implies 64x64"
+    with pytest.raises(WeightsError, match=message):
+        Weights(folder, load_config(folder))
