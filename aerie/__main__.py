@@ -41,6 +41,7 @@ COMMANDS: Final = (
     Command("cache", "cli", "Show the caches, or clear them."),
     Command("serve", "serve", "Serve a model over HTTP, with OpenAI's API and a web page."),
     Command("verify", "verify", "Print PASS or FAIL: the model against transformers in bf16."),
+    Command("quality", "verify", "Measure what quantised weights cost, on a text."),
     Command("diagnosis", "verify", "Name the first step that differs from transformers."),
     Command("doctor", "board", "Check every layer between Python and the NPU."),
     Command("setup-npu", "board", "Install upstream's wheels of the NPU compilers."),
