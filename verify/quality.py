@@ -78,11 +78,11 @@ def measure_quality(
         same.append(ours.argmax(axis=1) == theirs.argmax(axis=1))
         step("", done)
     kl = np.concatenate(divergences)
-    perplexities = (float(np.exp(np.concatenate(each).mean())) for each in (losses, others))
     return Quality(
         len(token_ids),
         len(kl),
-        *perplexities,
+        float(np.exp(np.concatenate(losses).mean())),
+        float(np.exp(np.concatenate(others).mean())),
         float(kl.mean()),
         float(np.quantile(kl, LARGE)),
         float(np.concatenate(same).mean()),

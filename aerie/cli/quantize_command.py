@@ -11,7 +11,7 @@ from pathlib import Path
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.gguf.file_writer import FORMATS, plan_tensors, write_gguf
+from aerie.engine.gguf_file_writer import FORMATS, plan_tensors, write_gguf
 from aerie.engine.reporter import Reporter
 from aerie.runtime.memory import format_file_bytes
 

@@ -26,15 +26,14 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie import rooms
 from aerie.common import folders
 from aerie.common.fingerprint import hash_key, text_digest, tree_digest
 from aerie.common.store import EntryGroup, mark_used, write_atomic
-from aerie.engine import quantisers
 from aerie.engine.errors import WeightsError
 from aerie.engine.quantised import QuantisedTensor
 from aerie.engine.reporter import OnProgress, Reporter
 from aerie.engine.weights import Weights
-from aerie.kernel_builder import weight_blocks
 from aerie.kernel_builder.weight_blocks import Bytes
 
 FOLDER = "packed"
@@ -76,8 +75,8 @@ class Damaged(Exception):  # noqa: N818
 def packing_key(weights: str, kind: str) -> str:
     """The key of packed weights: 16 hexadecimal digits. weights: their fingerprint; kind: one of KINDS."""
     here = Path(__file__).parent
-    sources = [Path(each.__file__) for each in (quantisers, weight_blocks)]
-    sources += [here / "quantised.py", here / "packed_weights.py", here / "weights.py"]
+    sources = [rooms.folder("kernel_builder") / "weight_blocks.py"]
+    sources += [here / f"{name}.py" for name in ("quantisers", "quantised", "packed_weights", "weights")]
     code = [path.read_text() for path in sources]
     code += [tree_digest(here / "gguf"), tree_digest(here / "quantised_files")]
     return hash_key({"weights": weights, "kind": kind, "code": text_digest("".join(code))})
@@ -209,7 +208,7 @@ def packed_groups(folder: Path) -> list[EntryGroup]:
 
 def _layout(tensors: Mapping[str, QuantisedTensor]) -> tuple[bytes, dict[str, Entry], int]:
     """What a file of these tensors begins with, where the blocks of each lie, and where they end."""
-    header = [[name, each.kind, each.block.shape(*each.shape)] for name, each in tensors.items()]
+    header = [(name, each.kind, each.block.shape(*each.shape)) for name, each in tensors.items()]
     text = json.dumps(header).encode()
     begin = MAGIC + len(text).to_bytes(8, "little") + text
     entries, at = dict[str, Entry](), _aligned(len(begin))

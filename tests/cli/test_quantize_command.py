@@ -14,10 +14,11 @@ from safetensors.numpy import load_file
 
 from aerie.cli.arguments import main
 from aerie.cli.checkpoints import BUILT_IN_MODELS
+from aerie.engine import gguf_file_writer as file_writer
+from aerie.engine import gguf_tokenizer_writer as tokenizer_writer
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.errors import CheckpointError, WeightsError
-from aerie.engine.gguf import file_writer, tokenizer_writer
-from aerie.engine.gguf.file_writer import write_gguf
+from aerie.engine.gguf_file_writer import write_gguf
 from aerie.engine.reporter import no_progress
 from tests import quantised_folders
 from tests.engine.checkpoints import LLAMA3_ROPE, edit_json, write_checkpoint

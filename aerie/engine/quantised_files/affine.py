@@ -89,9 +89,11 @@ class AffineSource:
         codes = read.codes.astype(np.float32)
         with np.errstate(all="ignore"):
             if read.biases is not None:
-                return scales * codes + self._spread(read.biases, read, 1)
-            assert read.zeros is not None
-            return scales * (codes - self._spread(read.zeros.astype(np.float32), read, 1))
+                values: F32Array = scales * codes + self._spread(read.biases, read, 1)
+            else:
+                assert read.zeros is not None
+                values = scales * (codes - self._spread(read.zeros.astype(np.float32), read, 1))
+        return values
 
     def _four_bits(self, read: AffineRows) -> GroupedWeights:
         with np.errstate(all="ignore"):  # what is not finite is refused by who asks

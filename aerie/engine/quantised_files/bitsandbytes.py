@@ -100,7 +100,8 @@ class TableSource:
         scales = self._scales(block, -(-(begin + count) // size) - block)
         spread = np.repeat(scales, size)[begin - block * size :][:count]
         with np.errstate(all="ignore"):
-            return (self._table[codes] * spread).reshape(rows, columns)
+            values: F32Array = self._table[codes] * spread
+        return values.reshape(rows, columns)
 
     @cached_property
     def _table(self) -> F32Array:
@@ -113,7 +114,8 @@ class TableSource:
         table, scales = (wide(read_small(each)) for each in self.nested)
         outer = scales[np.arange(first, first + count) // self.state.nested_block]
         with np.errstate(all="ignore"):
-            return table[stored] * outer + np.float32(self.state.offset)
+            found: F32Array = table[stored] * outer + np.float32(self.state.offset)
+        return found
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from aerie.engine.errors import CheckpointError, WeightsError
 from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_FREQS, Architecture
 from aerie.engine.gguf.block_types import READ, BlockType
 from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
-from aerie.engine.gguf.tokenizer_writer import tokenizer_keys
+from aerie.engine.gguf_tokenizer_writer import tokenizer_keys
 from aerie.engine.numerics import F32Array, widen
 from aerie.engine.quantised import ComputedTensor
 from aerie.engine.reporter import OnProgress
