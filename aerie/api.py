@@ -157,6 +157,8 @@ class Model:
         unchanged, without the chat template. `json_schema`: a schema that the answer must match. `tools`,
         `tool_choice`, `parallel_tool_calls`: functions that may be called, and whether, as in OpenAI's API.
         `chat_template_kwargs`: more variables of the chat template, such as {"enable_thinking": False}.
+        `thinking_budget`: after so many tokens of thinking the answer begins. What a model thinks is
+        `thinking` of the stream and of the result, and not part of `text`; a schema is for the text.
         `num_beams`: only 1, and `use_block_cache`: only False. on_event: is called with each event, and stops
         the answer by returning False.
 
@@ -168,9 +170,11 @@ class Model:
         check_callable("on_event", on_event)
         parsed = parse_options(options, session)
         tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
+        start = parsed.thinking_start(session, tokens)
+        sampler = parsed.thinking_sampler(session, start)
         with self._lock:
-            request = session.generate(tokens, max_tokens, parsed.sampler, decode_config=parsed.decode_config)
-        return Stream(self.session_state, request, parsed.stops, on_event, parsed.tool_calls)
+            request = session.generate(tokens, max_tokens, sampler, decode_config=parsed.decode_config)
+        return Stream(self.session_state, request, parsed.stops, on_event, parsed.tool_calls, start)
 
     def generate(
         self,
@@ -210,7 +214,8 @@ class Model:
         """Continue the last answer, or the one that `restore` loaded, with its own sampling settings.
 
         The tokens are those that the answer would have had without its end. `prompt_token_ids` of the result
-        are the prompt and the tokens before. An answer that the model ended stays ended. Raises UserError if
+        are the prompt and the tokens before. What a cut thinking goes on with is text. An answer that the
+        model ended stays ended. Raises UserError if
         there is no answer, or if its KV cache is gone, as after another prompt.
         """
         session = self._open()
@@ -244,10 +249,11 @@ class Model:
             check_types(ANSWER_ARGUMENTS, {"max_tokens": max_tokens, "priority": priority, **item})
             parsed = parse_options(item, self._open())
             tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
-            sampler = parsed.sampler
+            start = parsed.thinking_start(self._open(), tokens)
+            sampler = parsed.thinking_sampler(self._open(), start)
             maker = parsed.decode_config.strategy_factory(scheduler.model.config, sampler)
             request = scheduler.add_request(tokens, max_tokens, sampler, priority, maker)
-            return Stream(self.session_state, request, parsed.stops, calls=parsed.tool_calls)
+            return Stream(self.session_state, request, parsed.stops, calls=parsed.tool_calls, thinking=start)
         except TypeError as error:
             return UserError(
                 f"a request has a setting that cannot be taken ({error}); see Model.generate_batch"

@@ -321,6 +321,19 @@ def add_template(parser: argparse.ArgumentParser) -> None:
             "text; repeatable"
         ),
     )
+    _add_think(parser)
+
+
+def _add_think(parser: argparse.ArgumentParser) -> None:
+    for flag, value in (("--think", True), ("--no-think", False)):
+        parser.add_argument(
+            flag,
+            dest="template_arg",
+            action="append_const",
+            const=("enable_thinking", value),
+            help=f"have a model that can think {'do so' if value else 'answer at once'} "
+            f"(--template-arg enable_thinking={str(value).lower()})",
+        )
 
 
 def _template_argument(text: str) -> tuple[str, Any]:

@@ -370,9 +370,10 @@ class Session:
         return self.model
 
     def text(self, answer: Request, tokens: Iterable[int | None] | None = None) -> Generator[str, None, None]:
-        """The text of an answer as it is generated, without the end token. tokens: the answer's, if the
-        caller iterates them elsewhere."""
-        yield from filter(None, self._detokenize(answer.prompt_ids, answer if tokens is None else tokens))
+        """The text of an answer as it is generated, without the end token, with the tags of its thinking.
+        tokens: the answer's, if the caller iterates them elsewhere."""
+        tokens = answer if tokens is None else tokens
+        yield from filter(None, self._detokenize(answer.prompt_ids, tokens, self.tokenizer.thinking_shown))
 
     def pieces(
         self, request: Request, stop: Collection[int] = (), shown: Collection[int] = ()

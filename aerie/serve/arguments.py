@@ -104,6 +104,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
             name, type=finite_float, default=default, help=f"{description} (default: %(default)s)"
         )
     parser.add_argument(
+        "--thinking-budget",
+        type=int_at_least(0),
+        metavar="TOKENS",
+        help="of thinking, after which the answer begins, for requests that set none (default: no limit)",
+    )
+    parser.add_argument(
         "--max-body",
         type=int_at_least(1),
         default=STANDARD.body_bytes,

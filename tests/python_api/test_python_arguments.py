@@ -78,6 +78,12 @@ def test_wrong_types_of_load(name: str, value: Any, wanted: str) -> None:
         load(**{name: value})
 
 
+def test_a_name_of_transformers_is_pointed_on(model: Model) -> None:
+    words = r"no option 'max_new_tokens' \(did you mean max_tokens\?\); there are max_tokens, temperature"
+    with pytest.raises(UserError, match=words):
+        model.stream(FRANCE, max_new_tokens=5)  # type: ignore[call-arg]
+
+
 def test_numbers_of_numpy_are_numbers(model: Model) -> None:
     options: dict[str, Any] = {"temperature": np.float32(0), "top_k": np.int64(3), "seed": np.uint8(7)}
     assert model.generate(FRANCE, np.int32(20), **options).text == ANSWER
