@@ -50,6 +50,7 @@ from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.quantised import check_kind
 from aerie.engine.reporter import OnProgress, Reporter
 from aerie.engine.scheduler import Rows, Scheduler
 from aerie.engine.session import Session, prepare_runtime
@@ -490,6 +491,7 @@ def load(
     variants: str | None = None,
     decode: str = GUIDE,
     seq_len: int | None = None,
+    weights: str = "auto",
     fallback: str | None = None,
     context_end: str = STOP,
     devices: int | Sequence[int] = 0,
@@ -507,7 +509,9 @@ def load(
     backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. variants: programs of n
     tokens against m positions, as "8,128x512,2048"; None: a set for the model's size. decode: "guide", GEMVs
     and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in
-    place of variants. fallback: "virtual", where answers go on when the NPU fails. context_end: what happens
+    place of variants. weights: what they are on the device: "auto", as in the files where the device has a
+    block for that; "bf16"; "q8" or "q4", in which those are quantised that the files have in 16 or 32 bits.
+    fallback: "virtual", where answers go on when the NPU fails. context_end: what happens
     where a sequence comes to the end of the largest context: "stop", or tokens are dropped by "shift" or
     "sink" (engine/context_end.py). devices: on which one programs run, by its index in pyxrt; or several that
     share the model, as [0, 1], with decode="rows". group: this process among several that share it, with one
@@ -527,6 +531,7 @@ def load(
             "variants": variants,
             "decode": decode,
             "seq_len": seq_len,
+            "weights": weights,
             "fallback": fallback,
             "context_end": context_end,
             "devices": devices,
@@ -538,11 +543,13 @@ def load(
     check_callable("progress", progress)
     check_supported_option("pipeline_parallel_size", pipeline_parallel_size)
     check_decode_path(decode)
+    check_kind(weights)
     chosen_devices = _indices(devices, group)
     backend_ = replace(select_backend(backend, numerics), device=chosen_devices[0])
     fallback_backend = select_backend(fallback) if fallback and fallback != backend_.name else None
     reporter = CallbackReporter(progress)
-    checkpoint = with_block_size(open_checkpoint(find_checkpoint(str(model))), block_size, reporter.note)
+    checkpoint = open_checkpoint(find_checkpoint(str(model)), weights)
+    checkpoint = with_block_size(checkpoint, block_size, reporter.note)
     folder = Path(cache_dir) if cache_dir else folders.programs_folder()
     options = RuntimeOptions(
         seq_len,
@@ -556,6 +563,7 @@ def load(
         group=group or SingleRank(),
         kv_pool=kv_pool,
         compile_ahead=True,
+        weights=weights,
     )
     return Model(prepare_runtime(checkpoint, options, reporter), str(model))
 

@@ -71,6 +71,7 @@ LOAD_ARGUMENTS: Final[Mapping[str, ArgumentType]] = {
     "variants": TEXT_OR_NONE,
     "decode": TEXT,
     "seq_len": WHOLE_OR_NONE,
+    "weights": TEXT,
     "fallback": TEXT_OR_NONE,
     "context_end": TEXT,
     "devices": ArgumentType((Integral, Iterable), "the index of a device, as 0, or of several, as [0, 1]"),

@@ -82,16 +82,15 @@ class Reference:
         return Reference._open(self.folder, "float32", files)
 
     @classmethod
-    def open(cls, folder: Path) -> Reference:
-        """Load the checkpoint in `folder` in bf16.
+    def open(cls, folder: Path, dtype: str = "bfloat16") -> Reference:
+        """Load the checkpoint in `folder` as `dtype` (a name of torch's).
 
         Raises UserError if torch is missing, CheckpointError if transformers cannot load the folder.
         """
-        return cls._open(folder, "bfloat16", None)
+        return cls._open(folder, dtype, None)
 
     @classmethod
     def _open(cls, folder: Path, dtype: str, files: ReferenceFolder | None) -> Reference:
-        """Load as `dtype` (a name of torch's)."""
         torch = import_torch()
         import transformers
         from transformers.utils import logging

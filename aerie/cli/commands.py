@@ -193,7 +193,7 @@ def _to_json(session: Session, generation: Request, answer: AnswerPart) -> dict[
 
 
 def _open_checkpoint(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
-    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
     return with_block_size(checkpoint, arguments.block_size, report.note)
 
 
@@ -281,7 +281,12 @@ def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -
     backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
     folder = arguments.cache_dir or folders.programs_folder()
     return RuntimeOptions(
-        arguments.seq_len, backend, folder, variants=arguments.variants, decode=arguments.decode
+        arguments.seq_len,
+        backend,
+        folder,
+        variants=arguments.variants,
+        decode=arguments.decode,
+        weights=getattr(arguments, "weights", "auto"),  # which not every command has
     )
 
 

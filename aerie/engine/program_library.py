@@ -51,7 +51,8 @@ class RuntimeOptions:
     devices of this process that share the model, by their index in pyxrt, the backend's first; () means the
     backend's only. group: this process among several that share the model, each with one device. kv_pool:
     positions of the page pool; None means as many as memory suggests. compile_ahead: compile what a longer
-    context needs in the background (`compile_ahead.py`), unless AERIE_COMPILE_AHEAD is 0.
+    context needs in the background (`compile_ahead.py`), unless AERIE_COMPILE_AHEAD is 0. weights: what
+    weights are on the device, one of quantised.KINDS.
     """
 
     seq_len: int | None
@@ -66,6 +67,7 @@ class RuntimeOptions:
     group: Communicator = field(default_factory=SingleRank)
     kv_pool: int | None = None
     compile_ahead: bool = False
+    weights: str = "auto"
 
     @property
     def world_size(self) -> int:

@@ -41,6 +41,7 @@ from aerie.engine.model import (
     split_over_devices,
     with_decode_path,
 )
+from aerie.engine.packed_weights import packed_folder, prepare_weights
 from aerie.engine.page_pool import PAGE_SIZE, PAGES_PER_SWAP_PAGE, KVCache, pages_for
 from aerie.engine.program_library import (
     ProgramLibrary,
@@ -442,6 +443,10 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     config = checkpoint.config
     options.context_end_policy(config)  # which may refuse
     check_memory(config, options)
+    mark = Fingerprint(checkpoint.weights.files, options.cache_dir)
+    prepare_weights(
+        checkpoint.weights, checkpoint.folder.stem, packed_folder(options.cache_dir), mark, report
+    )
     with checkpoint.weights.reading_ahead():
         programs = compile_programs(config, options, report)
     devices = [programs, *compile_for_other_devices(config, options, programs)]
@@ -456,7 +461,6 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
 
     fallback = partial(fall_back, options.fallback) if options.fallback else None
     bar = partial(report.bar, "reading the prompt")
-    mark = Fingerprint(checkpoint.weights.files, options.cache_dir)
     note = report.note
     session = Session(
         model,

@@ -56,6 +56,11 @@ class Tokenizer:
         return self._template.text if self._template else None
 
     @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of the tokens that the chat template knows by name, such as bos_token; empty without one."""
+        return self._template.special_tokens if self._template else {}
+
+    @property
     def template_arguments(self) -> Mapping[str, Any]:
         return self._template_arguments
 

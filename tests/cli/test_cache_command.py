@@ -185,7 +185,17 @@ def test_every_default_folder_is_a_part(home):
     assert {part.folder.relative_to(home).parts[:1] for part in cache_command.cache_sections(home)} == {
         *(
             (name,)
-            for name in ("programs", "virtual_npu", "bench", "synthetic", "mlir", "verify", "board", "models")
+            for name in (
+                "programs",
+                "virtual_npu",
+                "bench",
+                "synthetic",
+                "mlir",
+                "verify",
+                "board",
+                "models",
+                "packed",
+            )
         ),
         (),
     }

@@ -62,6 +62,7 @@ def test_a_second_start_loads_nothing_that_builds(tmp_path):
     assert not rooms & {"xdsl", "transformers", "huggingface_hub", "torch", "rich", "filelock"}
     assert {name for name in loaded if name.startswith(("aerie.kernel_builder.", "aerie.air_dialect."))} == {
         "aerie.kernel_builder.arguments",
+        "aerie.kernel_builder.weight_blocks",
     }
     builders = ("builder", "shape_limits", "stitcher", "wiring", "submodule")
     assert not loaded & {f"aerie.multi_launch_builder.{name}" for name in builders}

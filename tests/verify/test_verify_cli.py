@@ -61,8 +61,8 @@ def test_blocks_have_no_further_prompts(gate, option):
     code, out, err, _ = gate("--model", "demo-diffusion", option, "3")
     assert (code, out) == (2, [])
     assert err[-1] == (
-        "error: --prompts (N_PROMPTS) and --conversation (CONVERSATION) are for models that generate token by "
-        "token; this one fills in blocks: leave them out"
+        "error: --prompts (N_PROMPTS) and --conversation (CONVERSATION) are for models that generate token "
+        "by token; this one fills in blocks: leave them out"
     )
 
 
