@@ -30,6 +30,10 @@ using uint16 = std::uint16_t;
 using uint32 = std::uint32_t;
 using uint64 = std::uint64_t;
 
+// Types of 4 bits, of which a byte holds two: only vectors have them.
+struct int4 {};
+struct uint4 {};
+
 struct accfloat {};
 struct acc32 {};
 struct acc64 {};
@@ -67,6 +71,9 @@ inline constexpr bool is_one_of = (std::is_same_v<T, Types> || ...);
 
 template <typename T>
 inline constexpr bool is_element = is_one_of<T, int8, uint8, int16, uint16, int32, uint32, bfloat16, float>;
+
+template <typename T>
+inline constexpr bool is_nibble = is_one_of<T, int4, uint4>;
 
 template <typename T>
 inline constexpr bool is_float = is_one_of<T, bfloat16, float>;
