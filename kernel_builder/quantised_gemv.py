@@ -1,8 +1,8 @@
-"""The GEMV of a weight in blocks (weight_blocks.py): out = weight @ x, with the bits that the weights have in bf16.
+"""The GEMV of a weight in blocks (weight_blocks.py): out = weight @ x, with the bits of its weights in bf16.
 
-Cores in a row, each with its own rows of blocks: they are one run of memory, so a core's DMA reads it from end
-to end, some blocks of a row at a time. A core keeps x, and 64 partial sums of each of 32 rows in f32, as the
-GEMV of bf16 keeps 64 of a row. It adds them up after the last block of a row.
+Cores in a row, each with its own rows of blocks: they are one run of memory, so a core's DMA reads it from
+end to end, some blocks of a row at a time. A core keeps x, and 64 partial sums of each of 32 rows in f32, as
+the GEMV of bf16 keeps 64 of a row. It adds them up after the last block of a row.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from aerie.kernel_builder.buffers import CoreBuffers, l1_bytes
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, f32, i32
 from aerie.kernel_builder.spec import KernelModule, largest_divisor, require_multiple
 from aerie.kernel_builder.values import ExternalFunction, OptLevel
-from aerie.kernel_builder.weight_blocks import BLOCK_COLUMNS, BLOCK_ROWS, PLANE_ROWS, PLANES, WeightBlock
+from aerie.kernel_builder.weight_blocks import (
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
+    FUNCTIONS,
+    PLANE_ROWS,
+    PLANES,
+    SOURCE,
+    WeightBlock,
+)
 
 LANES = 64
 """Partial sums of a row; k is a multiple of it."""
 TRANSFER_BYTES = 16 * 1024
 """Preferred size of one transfer of blocks; it is double-buffered."""
-SOURCE = "weight_blocks.cc"
-FUNCTIONS = ("matvec_blocks_f32", "matvec_block_rows_bf16", "unpack_blocks_bf16")
-"""The functions of SOURCE."""
 
 
 def build(
@@ -99,8 +104,8 @@ def cores(block_rows: int, herd_m: int | None, device: DeviceModel) -> int:
         return most
     if not 1 <= herd_m <= device.columns or block_rows % herd_m:
         raise IllegalShapeError(
-            f"gemv: herd_m={herd_m} cores cannot share {block_rows} rows of blocks evenly in {device.columns} "
-            f"columns; use {most}"
+            f"gemv: herd_m={herd_m} cores cannot share {block_rows} rows of blocks evenly in "
+            f"{device.columns} columns; use {most}"
         )
     return herd_m
 

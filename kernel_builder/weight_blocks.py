@@ -178,6 +178,10 @@ def _unpack_codes(packed: Bytes, bits: int) -> Codes:
 
 # ---- for kernels ----
 
+SOURCE = "weight_blocks.cc"
+FUNCTIONS = ("matvec_blocks_f32", "matvec_block_rows_bf16", "unpack_blocks_bf16")
+"""The functions of SOURCE."""
+
 
 def quantise(weights: Array, block: WeightBlock) -> GroupedWeights:
     """The nearest codes of weights (rows, columns), float32, with the scales that reach their extremes.
@@ -204,7 +208,7 @@ def quantise(weights: Array, block: WeightBlock) -> GroupedWeights:
 
 
 def random_weight(parameters: Mapping[str, Any], rng: np.random.Generator, rows: int, columns: int) -> Array:
-    """A kernel's weight of standard normal numbers, (rows, columns) bf16, or packed if a kind is asked for."""
+    """A kernel's weight of standard normal numbers: (rows, columns) bf16, or packed as its kind asks."""
     weights = rng.standard_normal((rows, columns)).astype(np.float32)
     block = WEIGHT_BLOCKS.get(parameters.get("weight", BF16))
     return quantise(weights, block).pack() if block else weights.astype(ml_dtypes.bfloat16)

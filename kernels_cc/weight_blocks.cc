@@ -118,15 +118,15 @@ void matvec_block_rows_bf16(float* __restrict sums, bfloat16* __restrict y) {
   }
 }
 
-// The weights of UNPACKED_GROUPS groups of columns from `group` on, of UNPACKED_BLOCKS blocks that follow each other: `to` gets
+// The weights of UNPACKED_GROUPS groups of columns, from column `first` on, of UNPACKED_BLOCKS blocks that follow each other: `to` gets
 // blocks (n 8, k 8) of rows and columns of the matrix, each (k 8, n 8), as the matrix unit multiplies by it.
-void unpack_blocks_bf16(uint32_t group, const uint8_t* __restrict weights, bfloat16* __restrict to) {
+void unpack_blocks_bf16(uint32_t first, const uint8_t* __restrict weights, bfloat16* __restrict to) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   constexpr unsigned side = 8, row_of_blocks = UNPACKED_GROUPS * group_columns * side;
   for (unsigned block = 0; block < UNPACKED_BLOCKS; ++block, weights += block_bytes) {
     for (unsigned plane = 0; plane < planes; ++plane, to += 2 * row_of_blocks) {
       for (unsigned column = 0; column < UNPACKED_GROUPS * group_columns; column += at_once) {
-        const unsigned from = group * group_columns + column;
+        const unsigned from = first + column;
         const Group of_rows(weights, plane, from / group_columns);
         const Codes codes(weights + codes_at + plane * plane_bytes + from * column_bytes);
         for (unsigned c = 0; c < at_once; ++c) {
