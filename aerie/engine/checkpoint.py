@@ -23,11 +23,11 @@ class Checkpoint:
     weights: Weights
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read config and tokenizer of a folder or a GGUF file, and check every tensor's shape and type. Raises
-    CheckpointError."""
+def open_checkpoint(folder: Path, weights: str = "auto") -> Checkpoint:
+    """Read config and tokenizer of a folder or a GGUF file, and check every tensor's shape and type. weights:
+    what they are on the device, one of quantised.KINDS. Raises CheckpointError."""
     config = load_config(folder)
-    return Checkpoint(folder, config, load_tokenizer(folder), Weights(folder, config))
+    return Checkpoint(folder, config, load_tokenizer(folder), Weights(folder, config, weights))
 
 
 def with_block_size(checkpoint: Checkpoint, size: int | None, note: Callable[[str], None]) -> Checkpoint:

@@ -107,6 +107,11 @@ class Tensor:
         return self.dtype in DTYPES
 
     @property
+    def kind(self) -> str:
+        """What it is on the device: `bf16`, or the name of a weight block (`quantised.py`)."""
+        return "bf16"
+
+    @property
     def row_bytes(self) -> int:
         """Bytes from row to row of the file, of one element where it is a vector."""
         return self.pitch * self.itemsize

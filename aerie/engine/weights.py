@@ -18,6 +18,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.errors import WeightsError
 from aerie.engine.model_family import FUSED
+from aerie.engine.quantised import as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
 from aerie.engine.weight_files import WeightFiles, find_tensors
 
@@ -81,8 +82,12 @@ class Weights:
     """A checkpoint's tensors, read when they are asked for. `rounding` tells what was lost so far where they
     are not in bf16, `notes` which files count where that might be doubted."""
 
-    def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """Check all; WeightsError for a file or tensor that is missing, damaged, mismatch or left over."""
+    def __init__(self, folder: Path, config: ModelConfig, kind: str = "auto") -> None:
+        """Check all; WeightsError for a file or tensor that is missing, damaged, mismatch or left over.
+
+        kind: what they are on the device, one of quantised.KINDS. As llama.cpp does it (llama-quant.cpp), the
+        LM head is q8 where other matrices are quantised to q4, also if it is the embeddings.
+        """
         self.rounding, self._config = Rounding(), config
         files, expected = find_tensors(folder), expected_shapes(config)
         self.notes, found = files.notes, _as_named(files.tensors)
@@ -95,7 +100,14 @@ class Weights:
         _check_all_there(found, stored, files)
         checked = {name: _checked(found[name], name, shape, turned, files) for name, shape in stored.items()}
         tensors = {**checked, **_parts(checked, expected, fused)}
-        self._tensors = {name: replace(tensors[name], rounding=self.rounding) for name in expected}
+        head = LM_HEAD if LM_HEAD in expected else EMBED
+        self._tensors = {
+            name: as_kind(
+                replace(tensors[name], rounding=self.rounding),
+                "q8" if (name, kind) == (head, "q4") else kind,
+            )
+            for name in expected
+        }
 
     def layer(self, layer: int) -> dict[str, Tensor]:
         """The tensors of block `layer`, by the names of the programs' arguments."""

@@ -9,8 +9,10 @@ head are neighbours in the file, then 1 and hd/2 + 1, where transformers has the
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,14 +94,38 @@ class _BlockFile(TensorFile):
     def _values(self, first: int, rows: int) -> F32Array:
         """Rows of whole heads, in transformers' order: (rows, columns)."""
         tensor = self._tensor
-        raw = np.empty(rows * tensor.row_bytes, np.uint8)
-        self.bytes_into(memoryview(raw.data), tensor.start + first * tensor.row_bytes)
-        values = dequantize_blocks(raw, tensor.kind).reshape(rows, tensor.pitch)
-        if tensor.permuted_head:
-            pairs = values.reshape(-1, tensor.permuted_head // 2, 2, tensor.pitch)
-            values = pairs.swapaxes(1, 2).reshape(rows, tensor.pitch)
+        values = self.heads(first, rows, lambda raw: dequantize_blocks(raw.reshape(-1), tensor.kind))
         columns = tensor.shape[1] if len(tensor.shape) > 1 else 1
         return values[:, tensor.column : tensor.column + columns]
+
+    def heads(
+        self, first: int, rows: int, convert: Callable[[npt.NDArray[np.uint8]], npt.NDArray[Any]]
+    ) -> npt.NDArray[Any]:
+        """What `convert` makes of the bytes of rows of whole heads, (rows, bytes), in transformers' order."""
+        tensor = self._tensor
+        raw = np.empty((rows, tensor.row_bytes), np.uint8)
+        self.bytes_into(memoryview(raw.reshape(-1).data), tensor.start + first * tensor.row_bytes)
+        values = convert(raw).reshape(rows, -1)
+        if not tensor.permuted_head:
+            return values
+        pairs = values.reshape(-1, tensor.permuted_head // 2, 2, values.shape[1])
+        return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def read_heads(
+    tensor: BlockTensor,
+    first: int,
+    rows: int,
+    convert: Callable[[npt.NDArray[np.uint8]], npt.NDArray[Any]],
+) -> npt.NDArray[Any]:
+    """What `convert` makes of the bytes of some rows, (rows, bytes): (rows, any), in transformers' order.
+
+    Whole heads are read where rows are permuted within them. Raises WeightsError.
+    """
+    unit = max(1, tensor.permuted_head)
+    begin, end = first // unit * unit, -(-(first + rows) // unit) * unit
+    with _BlockFile(tensor) as file:
+        return file.heads(begin, end - begin, convert)[first - begin : first - begin + rows]
 
 
 def dequantize_blocks(raw: npt.NDArray[np.uint8], kind: BlockType) -> F32Array:

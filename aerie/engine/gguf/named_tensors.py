@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from aerie.engine.gguf.architectures import ARCHITECTURES, MODEL_NAMES, ROPE_TENSORS, Architecture
+from aerie.engine.gguf.block_groups import quantised_block_tensor
 from aerie.engine.gguf.block_tensors import BlockTensor
 from aerie.engine.gguf.container import GGUFError, TensorEntry, short
 from aerie.engine.gguf.model_files import GGUFModel
@@ -123,7 +124,8 @@ def _tensor(entry: TensorEntry, permuted_head: int = 0, first: int = 0, rows: in
         whole = Tensor(*about)
     else:
         whole = BlockTensor(*about, kind=entry.kind, permuted_head=permuted_head)
-    return replace(whole, start=entry.start + first * whole.row_bytes)
+    whole = replace(whole, start=entry.start + first * whole.row_bytes)
+    return (isinstance(whole, BlockTensor) and quantised_block_tensor(whole)) or whole
 
 
 def _unknown(name: str, entry: TensorEntry, architecture: Architecture) -> GGUFError:
