@@ -71,6 +71,47 @@ struct Codes {
   Rows column(unsigned i) const { return aie::to_float<bfloat16>(all.extract<plane_rows>(i), 0); }
 };
 
+// On a CPU there may be faster ways to the same bits (kernels_cc/README.md); then sums have their rows in another order.
+struct Of {
+  using Api = Rows;
+};
+template <typename On>
+concept HasBlocks = requires { typename On::Api::template weight_blocks<WEIGHT_BITS>; };
+
+template <typename On>
+bool multiplied([[maybe_unused]] uint32_t first, [[maybe_unused]] uint32_t k, [[maybe_unused]] const uint8_t* weights,
+                [[maybe_unused]] const bfloat16* x, [[maybe_unused]] float* sums) {
+  if constexpr (HasBlocks<On>) return On::Api::template weight_blocks<WEIGHT_BITS>::multiply(first, k, weights, x, sums);
+  else return false;
+}
+template <typename On>
+bool unpacked([[maybe_unused]] uint32_t first, [[maybe_unused]] const uint8_t* weights, [[maybe_unused]] bfloat16* to) {
+  constexpr unsigned count = UNPACKED_GROUPS * group_columns;
+  if constexpr (HasBlocks<On>) return On::Api::template weight_blocks<WEIGHT_BITS>::unpack(first, count, weights, count * 8, to);
+  else return false;
+}
+template <typename On>
+constexpr unsigned row_of(unsigned lane) {
+  if constexpr (HasBlocks<On>) return On::Api::template weight_blocks<WEIGHT_BITS>::row_of(lane);
+  else return lane;
+}
+
+// Sums of 16 rows, as they are stored and back.
+template <typename On>
+Sums load_sums(const float* at) {
+  aie::vector<float, plane_rows> stored = aie::load_v<plane_rows>(at), sums = stored;
+  if constexpr (HasBlocks<On>)
+    for (unsigned i = 0; i < plane_rows; ++i) sums.set(stored.get(i), row_of<On>(i));
+  return Sums(sums);
+}
+template <typename On>
+void store_sums(float* to, const Sums& sums) {
+  aie::vector<float, plane_rows> all = sums.to_vector<float>(), stored = all;
+  if constexpr (HasBlocks<On>)
+    for (unsigned i = 0; i < plane_rows; ++i) stored.set(all.get(row_of<On>(i)), i);
+  aie::store_v(to, stored);
+}
+
 }  // namespace
 
 extern "C" {
@@ -83,12 +124,13 @@ void matvec_blocks_f32(uint32_t blocks, uint32_t first, uint32_t k, const uint8_
   aie::set_rounding(aie::rounding_mode::conv_even);
   for (uint32_t i = 0; i < blocks; ++i, first += columns, weights += block_bytes) {
     const uint32_t end = k - first < columns ? k - first : columns;
+    if (multiplied<Of>(first, k, weights, x, sums)) continue;
     for (unsigned plane = 0; plane < planes; ++plane) {
       for (unsigned lane = 0; lane < lanes; lane += at_once) {
         float* const to = sums + (plane * lanes + lane) * plane_rows;
         Sums partial[at_once];
         for (unsigned c = 0; c < at_once; ++c) {
-          partial[c] = first ? Sums(aie::load_v<plane_rows>(to + c * plane_rows)) : aie::zeros<accfloat, plane_rows>();
+          partial[c] = first ? load_sums<Of>(to + c * plane_rows) : aie::zeros<accfloat, plane_rows>();
         }
         for (uint32_t column = lane; column < end; column += lanes) {
           const Group group(weights, plane, column / group_columns);
@@ -97,7 +139,7 @@ void matvec_blocks_f32(uint32_t blocks, uint32_t first, uint32_t k, const uint8_
             partial[c] = aie::mac(partial[c], group.weights(codes.column(c)), x[first + column + c]);
           }
         }
-        for (unsigned c = 0; c < at_once; ++c) aie::store_v(to + c * plane_rows, partial[c].to_vector<float>());
+        for (unsigned c = 0; c < at_once; ++c) store_sums<Of>(to + c * plane_rows, partial[c]);
       }
     }
   }
@@ -114,7 +156,7 @@ void matvec_block_rows_bf16(float* __restrict sums, bfloat16* __restrict y) {
         aie::store_v(to, both.to_vector<float>());
       }
     }
-    aie::store_v(y + plane * plane_rows, Sums(aie::load_v<plane_rows>(sums)).to_vector<bfloat16>());
+    aie::store_v(y + plane * plane_rows, load_sums<Of>(sums).to_vector<bfloat16>());
   }
 }
 
@@ -124,6 +166,10 @@ void unpack_blocks_bf16(uint32_t first, const uint8_t* __restrict weights, bfloa
   aie::set_rounding(aie::rounding_mode::conv_even);
   constexpr unsigned side = 8, row_of_blocks = UNPACKED_GROUPS * group_columns * side;
   for (unsigned block = 0; block < UNPACKED_BLOCKS; ++block, weights += block_bytes) {
+    if (unpacked<Of>(first, weights, to)) {
+      to += planes * 2 * row_of_blocks;
+      continue;
+    }
     for (unsigned plane = 0; plane < planes; ++plane, to += 2 * row_of_blocks) {
       for (unsigned column = 0; column < UNPACKED_GROUPS * group_columns; column += at_once) {
         const unsigned from = first + column;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "registers.hpp"
+#include "weight_blocks.hpp"
 #include "vnpu/prefetch.h"
 
 namespace aie {
@@ -126,6 +127,12 @@ class vector {
     for (unsigned i = 0; i < M / N; ++i) whole.insert(i, *this);
     return whole;
   }
+#if defined(AIE_HOST_WEIGHT_BLOCKS)
+  // Not in the AIE API: blocks of quantised weights by the CPU's own instructions.
+  template <unsigned Bits>
+  using weight_blocks = host::weight_blocks<Bits>;
+#endif
+
   // The same bits read as lanes of U.
   template <typename U>
   AIE_HOST_INLINE auto cast_to() const {
