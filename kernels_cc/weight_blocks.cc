@@ -16,9 +16,12 @@
 #ifndef WEIGHT_BITS
 #define WEIGHT_BITS 4
 #endif
-// Blocks, one below the other, that unpack_blocks_bf16 takes, and groups of columns that it unpacks.
+// Blocks that unpack_blocks_bf16 takes, one below the other and side by side, and groups of columns that it unpacks.
 #ifndef UNPACKED_BLOCKS
 #define UNPACKED_BLOCKS 1
+#endif
+#ifndef UNPACKED_ACROSS
+#define UNPACKED_ACROSS 1
 #endif
 #ifndef UNPACKED_GROUPS
 #define UNPACKED_GROUPS 2
@@ -35,6 +38,7 @@ constexpr unsigned column_bytes = plane_rows * WEIGHT_BITS / 8;  // of a plane
 constexpr unsigned plane_bytes = columns * column_bytes;
 constexpr unsigned block_bytes = codes_at + planes * plane_bytes;
 constexpr unsigned at_once = 8;  // columns
+constexpr unsigned side = 8, eight_rows = UNPACKED_GROUPS * group_columns * side;  // of a matrix that is unpacked
 
 using Rows = aie::vector<bfloat16, plane_rows>;
 using Sums = aie::accum<accfloat, plane_rows>;
@@ -85,9 +89,9 @@ bool multiplied([[maybe_unused]] uint32_t first, [[maybe_unused]] uint32_t k, [[
   else return false;
 }
 template <typename On>
-bool unpacked([[maybe_unused]] uint32_t first, [[maybe_unused]] const uint8_t* weights, [[maybe_unused]] bfloat16* to) {
-  constexpr unsigned count = UNPACKED_GROUPS * group_columns;
-  if constexpr (HasBlocks<On>) return On::Api::template weight_blocks<WEIGHT_BITS>::unpack(first, count, weights, count * 8, to);
+bool unpacked([[maybe_unused]] unsigned first, [[maybe_unused]] unsigned count, [[maybe_unused]] const uint8_t* block,
+              [[maybe_unused]] bfloat16* to) {
+  if constexpr (HasBlocks<On>) return On::Api::template weight_blocks<WEIGHT_BITS>::unpack(first, count, block, eight_rows, to);
   else return false;
 }
 template <typename On>
@@ -110,6 +114,23 @@ void store_sums(float* to, const Sums& sums) {
   if constexpr (HasBlocks<On>)
     for (unsigned i = 0; i < plane_rows; ++i) stored.set(all.get(row_of<On>(i)), i);
   aie::store_v(to, stored);
+}
+
+// Some columns of a block, from `first` on.
+void unpack_columns(const uint8_t* __restrict block, unsigned first, unsigned count, bfloat16* __restrict to) {
+  if (unpacked<Of>(first, count, block, to)) return;
+  for (unsigned plane = 0; plane < planes; ++plane, to += 2 * eight_rows) {
+    for (unsigned column = 0; column < count; column += at_once) {
+      const unsigned from = first + column;
+      const Group of_rows(block, plane, from / group_columns);
+      const Codes codes(block + codes_at + plane * plane_bytes + from * column_bytes);
+      for (unsigned c = 0; c < at_once; ++c) {
+        const Rows column_weights = of_rows.weights(codes.column(c));
+        aie::store_v(to + (column + c) * side, column_weights.extract<side>(0));
+        aie::store_v(to + eight_rows + (column + c) * side, column_weights.extract<side>(1));
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -160,27 +181,16 @@ void matvec_block_rows_bf16(float* __restrict sums, bfloat16* __restrict y) {
   }
 }
 
-// The weights of UNPACKED_GROUPS groups of columns, from column `first` on, of UNPACKED_BLOCKS blocks that follow each other: `to` gets
-// blocks (n 8, k 8) of rows and columns of the matrix, each (k 8, n 8), as the matrix unit multiplies by it.
+// The weights of UNPACKED_GROUPS groups of columns, from column `first` on, of UNPACKED_BLOCKS rows of UNPACKED_ACROSS blocks:
+// `to` gets blocks (n 8, k 8) of rows and columns of the matrix, each (k 8, n 8), as the matrix unit multiplies by it.
 void unpack_blocks_bf16(uint32_t first, const uint8_t* __restrict weights, bfloat16* __restrict to) {
   aie::set_rounding(aie::rounding_mode::conv_even);
-  constexpr unsigned side = 8, row_of_blocks = UNPACKED_GROUPS * group_columns * side;
-  for (unsigned block = 0; block < UNPACKED_BLOCKS; ++block, weights += block_bytes) {
-    if (unpacked<Of>(first, weights, to)) {
-      to += planes * 2 * row_of_blocks;
-      continue;
-    }
-    for (unsigned plane = 0; plane < planes; ++plane, to += 2 * row_of_blocks) {
-      for (unsigned column = 0; column < UNPACKED_GROUPS * group_columns; column += at_once) {
-        const unsigned from = first + column;
-        const Group of_rows(weights, plane, from / group_columns);
-        const Codes codes(weights + codes_at + plane * plane_bytes + from * column_bytes);
-        for (unsigned c = 0; c < at_once; ++c) {
-          const Rows column_weights = of_rows.weights(codes.column(c));
-          aie::store_v(to + (column + c) * side, column_weights.extract<side>(0));
-          aie::store_v(to + row_of_blocks + (column + c) * side, column_weights.extract<side>(1));
-        }
-      }
+  constexpr unsigned count = UNPACKED_GROUPS * group_columns;
+  for (unsigned row = 0; row < UNPACKED_BLOCKS; ++row, weights += UNPACKED_ACROSS * block_bytes, to += 4 * eight_rows) {
+    for (unsigned column = 0, run; column < count; column += run) {
+      const unsigned in_block = (first + column) % columns;
+      run = columns - in_block < count - column ? columns - in_block : count - column;
+      unpack_columns(weights + (first + column) / columns * block_bytes, in_block, run, to + column * side);
     }
   }
 }

@@ -1,8 +1,8 @@
 """The kinds of a program's weights: bf16, or blocks of codes (kernel_builder/weight_blocks.py).
 
 A program is planned for weights in bf16, and made from that plan for weights of other kinds: the arguments
-become blocks, and the products that read them unpack blocks. Its name then ends with the kinds, one for all of
-its matrices, or one for each in the order of its arguments: `o_ffn_ar8_q4`, `o_ffn_ar8_q4_q4_q4_q8`.
+become blocks, and the products that read them unpack blocks. Its name then ends with the kinds, one for all
+of its matrices, or one for each in the order of its arguments: `o_ffn_ar8_q4`, `o_ffn_ar8_q4_q4_q4_q8`.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def plan_with_kinds(plan: ProgramPlan, kinds: Sequence[str]) -> ProgramPlan:
     matrices = [a for a in plan.arguments if a.role is Role.WEIGHT and len(a.shape) == 2]
     if len(kinds) not in (1, len(matrices)):
         raise ValueError(
-            f"{plan.name} has {len(matrices)} matrices, and {len(kinds)} kinds are given; give one for all, or "
-            "one for each"
+            f"{plan.name} has {len(matrices)} matrices, and {len(kinds)} kinds are given; give one for all, "
+            "or one for each"
         )
     each = kinds if len(kinds) > 1 else [*kinds] * len(matrices)
     by_name = {a.name: kind for a, kind in zip(matrices, each, strict=True) if kind != BF16}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class ModelConfig:
     family: ModelFamily = FAMILIES["llama"]
     diffusion: DiffusionConfig | None = None
     draft_mask_id: int | None = None
-    weight_kinds: WeightKinds = WeightKinds()
+    weight_kinds: WeightKinds = field(default_factory=WeightKinds)
 
     @property
     def architecture(self) -> str:

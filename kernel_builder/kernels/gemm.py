@@ -156,30 +156,24 @@ def write_quantised(
     a = kernel.argument("a", (m, k), bf16, Role.INPUT)
     b = kernel.argument("b", block.shape(n, k), byte, Role.WEIGHT)
     c = kernel.argument("c", (m, n), tiles.out, Role.OUTPUT)
-    unpack, blocks = _unpack(kernel, tiles, block), tiles.l2_n // BLOCK_ROWS
+    depth, blocks = tiles.tile_k_l2, tiles.l2_n // BLOCK_ROWS
+    across, unpack = -(-depth // BLOCK_COLUMNS), _unpack(kernel, tiles, block)
     with kernel.launch(n // tiles.l2_n, m // tiles.l2_m) as (lj, li), kernel.segment("gemm_segment"):
         rows = slice(li * tiles.l2_m, li * tiles.l2_m + tiles.l2_m)
         columns = slice(lj * tiles.l2_n, lj * tiles.l2_n + tiles.l2_n)
         down = slice(lj * blocks, lj * blocks + blocks)
         *outer, width = tiles.l2_columns
-        l2_a = kernel.alloc(L2, (tiles.l2_m, min(k, BLOCK_COLUMNS)), bf16, "l2_a")
-        l2_b = kernel.alloc(L2, (*outer, width // BLOCK_ROWS, block.nbytes), byte, "l2_b")
+        l2_a = kernel.alloc(L2, (tiles.l2_m, depth), bf16, "l2_a")
+        l2_b = kernel.alloc(L2, (*outer, width // BLOCK_ROWS, across, block.nbytes), byte, "l2_b")
         l2_c = kernel.alloc(L2, (tiles.l2_m, *tiles.l2_columns), tiles.out, "l2_c")
         slab = (tiles.tile_n // MMUL_BLOCK, tiles.tile_m // MMUL_BLOCK, MMUL_BLOCK, MMUL_BLOCK)
         accumulator = kernel.alloc(L1, (tiles.herd_x, tiles.herd_y, *slab), f32, "accumulator")
         _clear(kernel, tiles, accumulator)
-
-        def add(at: Index, depth: int) -> None:
-            """Add what a column of blocks contributes, `depth` columns of the matrix."""
-            kernel.dma(l2_a[:, 0:depth], a[rows, at * BLOCK_COLUMNS : at * BLOCK_COLUMNS + depth])
-            kernel.dma(l2_b, b[down, at, :].reshape(*l2_b.shape))
-            _accumulate_blocks(kernel, tiles, depth, l2_a, l2_b, accumulator, unpack)
-
-        if k >= BLOCK_COLUMNS:
-            for at in kernel.loop(k // BLOCK_COLUMNS):
-                add(at, BLOCK_COLUMNS)
-        if k % BLOCK_COLUMNS:
-            add(Index.from_value(k // BLOCK_COLUMNS), k % BLOCK_COLUMNS)
+        for at in kernel.loop(k // depth):
+            kernel.dma(l2_a, a[rows, at * depth : at * depth + depth])
+            of_b = b[down, at * across : at * across + across, :]
+            kernel.dma(l2_b, of_b.reshape(*l2_b.shape))
+            _accumulate_blocks(kernel, tiles, l2_a, l2_b, accumulator, unpack)
         _drain(kernel, tiles, accumulator, l2_c)
         kernel.dma(c[rows, columns].reshape(*l2_c.shape), l2_c)
     return kernel.finish()
@@ -187,36 +181,40 @@ def write_quantised(
 
 def _unpack(kernel: Kernel, tiles: GemmTiles, block: WeightBlock) -> ExternalFunction:
     """The function that unpacks columns of a core's blocks, under its own symbol for this size."""
-    down, across = tiles.tile_n // BLOCK_ROWS, tiles.tile_k_l1
-    suffix = f"{block.name}_{down}x{across}"
+    down, across = tiles.tile_n // BLOCK_ROWS, -(-tiles.tile_k_l2 // BLOCK_COLUMNS)
+    suffix = f"{block.name}_{down}x{across}_{tiles.tile_k_l1}"
     names = {name: f"{name}_{suffix}" for name in FUNCTIONS}
-    built = {"WEIGHT_BITS": block.bits, "UNPACKED_BLOCKS": down, "UNPACKED_GROUPS": across // GROUP}
-    blocks = L1((down, block.nbytes), byte)
-    unpacked = L1((tiles.tile_n // MMUL_BLOCK, across // MMUL_BLOCK, MMUL_BLOCK, MMUL_BLOCK), bf16)
+    built = {
+        "WEIGHT_BITS": block.bits,
+        "UNPACKED_BLOCKS": down,
+        "UNPACKED_ACROSS": across,
+        "UNPACKED_GROUPS": tiles.tile_k_l1 // GROUP,
+    }
+    blocks = L1((down, across, block.nbytes), byte)
+    side = (tiles.tile_n // MMUL_BLOCK, tiles.tile_k_l1 // MMUL_BLOCK)
+    types = [i32, blocks, L1((*side, MMUL_BLOCK, MMUL_BLOCK), bf16)]
     *_, unpack = names.values()
-    types = [i32, blocks, unpacked]
     return kernel.external(unpack, f"weight_blocks_{suffix}.o", types, SOURCE, {**built, **names}, OPTIMIZE)
 
 
 def _accumulate_blocks(
     kernel: Kernel,
     tiles: GemmTiles,
-    depth: int,
     l2_a: Buffer,
     l2_b: Buffer,
     accumulator: Buffer,
     unpack: ExternalFunction,
 ) -> None:
-    """accumulator += a @ b over a column of blocks, which is `depth` columns of the matrix."""
+    """accumulator += a @ b over one L2 tile of K: the blocks come to a core whole."""
     with kernel.herd(tiles.herd_x, tiles.herd_y, name="gemm_herd") as (tx, ty):
         m, k, n = (extent // MMUL_BLOCK for extent in (tiles.tile_m, tiles.tile_k_l1, tiles.tile_n))
-        down = tiles.tile_n // BLOCK_ROWS
+        down, (*_, across, nbytes) = tiles.tile_n // BLOCK_ROWS, l2_b.shape
         l1_a = kernel.alloc(L1, (k, m, MMUL_BLOCK, MMUL_BLOCK), bf16, "l1_a")
-        l1_blocks = kernel.alloc(L1, (down, l2_b.shape[-1]), byte, "l1_blocks")
+        l1_blocks = kernel.alloc(L1, (down, across, nbytes), byte, "l1_blocks")
         l1_b = kernel.alloc(L1, (n, k, MMUL_BLOCK, MMUL_BLOCK), bf16, "l1_b")
         *outer, _ = tiles.core_columns(tx, ty)
-        kernel.dma(l1_blocks, l2_b[*outer, ty * down : ty * down + down, :])
-        for at in kernel.loop(0, depth, tiles.tile_k_l1):
+        kernel.dma(l1_blocks, l2_b[*outer, ty * down : ty * down + down, :, :])
+        for at in kernel.loop(0, tiles.tile_k_l2, tiles.tile_k_l1):
             piece = l2_a[tiles.core_rows(tx), at : at + tiles.tile_k_l1]
             kernel.dma(l1_a, piece.blocks(MMUL_BLOCK, MMUL_BLOCK).permute(1, 0, 2, 3))
             unpack(at, l1_blocks, l1_b)
