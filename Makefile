@@ -39,10 +39,11 @@ PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 override KNOWN := MODEL HOST PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
-                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS SHARD ISA PYTHON
+                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS SHARD ISA WEIGHTS PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
+override BENCH := $(if $(filter undefined,$(origin WEIGHTS)),benchmarks,benchmarks.weight_kinds --weights="$$WEIGHTS")
 
 # Every value reaches the programs through the environment, as it was typed: no shell and no make reads it again.
 $(foreach name,$(KNOWN) $(GIVEN),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
@@ -112,6 +113,7 @@ help: ## list targets and variables
 	$(DO)echo "  KEEP         folder where make test-toolchain stores every stage's texts and logs; default: none"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
 	$(DO)echo "  SHARD        make test-slow runs this part of the slow tests, such as 2/4"
+	$(DO)echo "  WEIGHTS      make bench compares weights in blocks, q4 or q8, with bf16"
 	$(DO)echo "  ISA          make bench limits both sides to it: avx2, avx512, avx512_bf16, amx, neon, neon_bf16, native, all"
 	$(DO)echo "  REFRESH      1: make lit writes the golden texts anew"
 	$(DO)echo "  PYTHON       the interpreter that makes .venv (default python3, 3.11 or newer)"
@@ -155,7 +157,7 @@ diagnosis: $(TEST) ## name the first step, from kernel to logits, that differs f
 	$(DO)$(PY) -m aerie diagnosis $(common) $(prompt) $(OR_EXIT)
 
 bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against transformers in bf16
-	$(DO)$(PY) -m benchmarks $(BENCH_MODEL) $(call option,--isa,ISA) $(OR_EXIT)
+	$(DO)$(PY) -m $(BENCH) $(BENCH_MODEL) $(call option,--isa,ISA) $(OR_EXIT)
 
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	$(DO)$(PY) -m aerie mlir $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(OUT),-- "$$OUT") $(OR_EXIT)

@@ -94,26 +94,45 @@ bool unpacked([[maybe_unused]] unsigned first, [[maybe_unused]] unsigned count, 
   if constexpr (HasBlocks<On>) return On::Api::template weight_blocks<WEIGHT_BITS>::unpack(first, count, block, eight_rows, to);
   else return false;
 }
+// The place of a partial sum.
 template <typename On>
-constexpr unsigned row_of(unsigned lane) {
-  if constexpr (HasBlocks<On>) return On::Api::template weight_blocks<WEIGHT_BITS>::row_of(lane);
-  else return lane;
+constexpr unsigned place(unsigned row, unsigned lane) {
+  if constexpr (HasBlocks<On>) return On::Api::template weight_blocks<WEIGHT_BITS>::place(row, lane);
+  else return (row / plane_rows * lanes + lane) * plane_rows + row % plane_rows;
 }
 
-// Sums of 16 rows, as they are stored and back.
+// Partial sums of 16 rows.
 template <typename On>
-Sums load_sums(const float* at) {
-  aie::vector<float, plane_rows> stored = aie::load_v<plane_rows>(at), sums = stored;
-  if constexpr (HasBlocks<On>)
-    for (unsigned i = 0; i < plane_rows; ++i) sums.set(stored.get(i), row_of<On>(i));
-  return Sums(sums);
+Sums load_sums(const float* sums, unsigned plane, unsigned lane) {
+  if constexpr (HasBlocks<On>) {
+    aie::vector<float, plane_rows> found;
+    for (unsigned row = 0; row < plane_rows; ++row) found.set(sums[place<On>(plane * plane_rows + row, lane)], row);
+    return Sums(found);
+  } else {
+    return Sums(aie::load_v<plane_rows>(sums + place<On>(plane * plane_rows, lane)));
+  }
 }
 template <typename On>
-void store_sums(float* to, const Sums& sums) {
-  aie::vector<float, plane_rows> all = sums.to_vector<float>(), stored = all;
+void store_sums(float* sums, unsigned plane, unsigned lane, const Sums& values) {
+  const aie::vector<float, plane_rows> all = values.to_vector<float>();
   if constexpr (HasBlocks<On>)
-    for (unsigned i = 0; i < plane_rows; ++i) stored.set(all.get(row_of<On>(i)), i);
-  aie::store_v(to, stored);
+    for (unsigned row = 0; row < plane_rows; ++row) sums[place<On>(plane * plane_rows + row, lane)] = all.get(row);
+  else aie::store_v(sums + place<On>(plane * plane_rows, lane), all);
+}
+
+// y = the sums of 32 rows.
+template <typename On>
+void add_up(float* sums, float* y) {
+  if constexpr (HasBlocks<On>) {
+    On::Api::template weight_blocks<WEIGHT_BITS>::add_up(sums, y);
+  } else {
+    for (unsigned plane = 0; plane < planes; ++plane) {
+      for (unsigned half = lanes / 2; half > 0; half /= 2)
+        for (unsigned i = 0; i < half; ++i)
+          store_sums<On>(sums, plane, i, aie::add(load_sums<On>(sums, plane, i), load_sums<On>(sums, plane, half + i)));
+      aie::store_v(y + plane * plane_rows, load_sums<On>(sums, plane, 0).template to_vector<float>());
+    }
+  }
 }
 
 // Some columns of a block, from `first` on.
@@ -137,8 +156,8 @@ void unpack_columns(const uint8_t* __restrict block, unsigned first, unsigned co
 
 extern "C" {
 
-// sums[plane][i][row] += w[row][j] * x[j] for every column j, i = j % 64. blocks: side by side, of which the first begins with
-// column `first` of k; x: k bf16; sums: 2 x 64 x 16 f32, which column 0 clears. Columns from k on are not multiplied. k is a
+// sums[i][row] += w[row][j] * x[j] for every column j, i = j % 64, at place(). blocks: side by side, of which the first begins with
+// column `first` of k; x: k bf16; sums: 32 x 64 f32, which column 0 clears. Columns from k on are not multiplied. k is a
 // multiple of 64.
 void matvec_blocks_f32(uint32_t blocks, uint32_t first, uint32_t k, const uint8_t* __restrict weights,
                        const bfloat16* __restrict x, float* __restrict sums) {
@@ -148,10 +167,9 @@ void matvec_blocks_f32(uint32_t blocks, uint32_t first, uint32_t k, const uint8_
     if (multiplied<Of>(first, k, weights, x, sums)) continue;
     for (unsigned plane = 0; plane < planes; ++plane) {
       for (unsigned lane = 0; lane < lanes; lane += at_once) {
-        float* const to = sums + (plane * lanes + lane) * plane_rows;
         Sums partial[at_once];
         for (unsigned c = 0; c < at_once; ++c) {
-          partial[c] = first ? load_sums<Of>(to + c * plane_rows) : aie::zeros<accfloat, plane_rows>();
+          partial[c] = first ? load_sums<Of>(sums, plane, lane + c) : aie::zeros<accfloat, plane_rows>();
         }
         for (uint32_t column = lane; column < end; column += lanes) {
           const Group group(weights, plane, column / group_columns);
@@ -160,7 +178,7 @@ void matvec_blocks_f32(uint32_t blocks, uint32_t first, uint32_t k, const uint8_
             partial[c] = aie::mac(partial[c], group.weights(codes.column(c)), x[first + column + c]);
           }
         }
-        for (unsigned c = 0; c < at_once; ++c) store_sums<Of>(to + c * plane_rows, partial[c]);
+        for (unsigned c = 0; c < at_once; ++c) store_sums<Of>(sums, plane, lane + c, partial[c]);
       }
     }
   }
@@ -169,15 +187,10 @@ void matvec_blocks_f32(uint32_t blocks, uint32_t first, uint32_t k, const uint8_
 // y[row] = the 64 sums of each of 32 rows added up, in the order in which aie::reduce_add adds those of mv.cc, and rounded.
 void matvec_block_rows_bf16(float* __restrict sums, bfloat16* __restrict y) {
   aie::set_rounding(aie::rounding_mode::conv_even);
-  for (unsigned plane = 0; plane < planes; ++plane, sums += lanes * plane_rows) {
-    for (unsigned half = lanes / 2; half > 0; half /= 2) {
-      for (unsigned i = 0; i < half; ++i) {
-        float* const to = sums + i * plane_rows;
-        const Sums both = aie::add(Sums(aie::load_v<plane_rows>(to)), Sums(aie::load_v<plane_rows>(to + half * plane_rows)));
-        aie::store_v(to, both.to_vector<float>());
-      }
-    }
-    aie::store_v(y + plane * plane_rows, load_sums<Of>(sums).to_vector<bfloat16>());
+  alignas(64) float totals[rows];
+  add_up<Of>(sums, totals);
+  for (unsigned row = 0; row < rows; row += plane_rows) {
+    aie::store_v(y + row, Sums(aie::load_v<plane_rows>(totals + row)).to_vector<bfloat16>());
   }
 }
 

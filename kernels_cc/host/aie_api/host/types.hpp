@@ -14,6 +14,8 @@
 // Wide vector types are passed only between inlined functions, so their ABI does not matter.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #pragma GCC diagnostic ignored "-Wignored-attributes"
+// g++ 12's own headers begin with registers that they do not set.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
 #ifndef AIE_HOST_INLINE

@@ -17,6 +17,8 @@
 #define AIE_HOST_WEIGHT_BLOCKS 1
 #include <immintrin.h>
 
+#include "weight_tables.hpp"
+
 namespace aie {
 namespace host {
 
@@ -31,15 +33,51 @@ class weight_blocks {
  public:
   static constexpr unsigned block_bytes = codes_at + planes * plane_bytes;
 
-  // The row of a plane that a lane of sums belongs to.
-  static constexpr unsigned row_of(unsigned lane) { return Bits == 4 ? lane / 2 + lane % 2 * 8 : lane; }
+  // Whether a table of weights is made for every row and group.
+#if defined(VNPU_BF16_DOTS)
+  static constexpr bool has_tables = Bits == 4;
+#else
+  static constexpr bool has_tables = false;
+#endif
 
-  // As matvec_blocks_f32 for one block, with sums in the order of row_of; false, and nothing done, if the block or x may need
+  // The place of a partial sum of a row.
+  static constexpr unsigned place(unsigned row, unsigned lane) {
+#if defined(VNPU_BF16_DOTS)
+    if constexpr (has_tables) return weight_tables::place(row, lane);
+#endif
+    return (row / plane_rows * lanes_of_row + lane) * plane_rows + lane_of(row % plane_rows);
+  }
+
+  // y = the sums of 32 rows, each added up in the order of aie::reduce_add; overwrites the sums.
+  static void add_up(float* sums, float* y) {
+#if defined(VNPU_BF16_DOTS)
+    if constexpr (has_tables) {
+      for (unsigned row = 0; row < rows; ++row) y[row] = weight_tables::total(sums + row * lanes_of_row);
+      return;
+    }
+#endif
+    for (unsigned plane = 0; plane < planes; ++plane, sums += lanes_of_row * plane_rows) {
+      for (unsigned half = lanes_of_row / 2; half > 0; half /= 2)
+        for (unsigned i = 0; i < half; ++i) {
+          const __m512 other = _mm512_loadu_ps(sums + (half + i) * plane_rows);
+          _mm512_storeu_ps(sums + i * plane_rows, _mm512_add_ps(_mm512_loadu_ps(sums + i * plane_rows), other));
+        }
+      for (unsigned row = 0; row < plane_rows; ++row) y[plane * plane_rows + row] = sums[lane_of(row)];
+    }
+  }
+
+  // As matvec_blocks_f32 for one block, with sums in their places; false, and nothing done, if the block or x may need
   // numbers below 2^-126.
   static bool multiply(std::uint32_t first, std::uint32_t k, const std::uint8_t* block, const bfloat16* x, float* sums) {
     const std::uint32_t count = k - first < columns ? k - first : columns;
     Factors factors;
     if (!factors.fill(x + first, count, least_exponent(block))) return false;
+#if defined(VNPU_BF16_DOTS)
+    if constexpr (has_tables) {
+      weight_tables::multiply(first == 0, block, factors.by_columns, sums);
+      return true;
+    }
+#endif
     for (unsigned plane = 0; plane < planes; ++plane) {
       const std::uint8_t* const codes = block + codes_at + plane * plane_bytes;
       for (unsigned half = 0; half < 2; ++half) {
@@ -89,7 +127,7 @@ class weight_blocks {
   }
 
  private:
-  // The lane of a row; the inverse of row_of.
+  // The lane of a vector that has a row of a plane.
   static constexpr unsigned lane_of(unsigned row) { return Bits == 4 ? row % 8 * 2 + row / 8 : row; }
 
   // What 16 rows of a group have in common, in f32.
@@ -163,6 +201,10 @@ class weight_blocks {
   // x for the columns of a block, with zeros after its last.
   class Factors {
    public:
+#if defined(VNPU_BF16_DOTS)
+    weight_tables::Pairs by_columns;
+#endif
+
     // Whether no product needs numbers below 2^-126.
     AIE_HOST_INLINE bool fill(const bfloat16* x, std::uint32_t count, unsigned exponent) {
       alignas(64) std::uint16_t all[columns] = {};
@@ -175,6 +217,12 @@ class weight_blocks {
       }
       const bool is_finite = _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(0x7f80)) == 0;
       if (exponent < 8 || !is_finite || exponent + least_exponent(least) < 142) return false;
+#if defined(VNPU_BF16_DOTS)
+      if constexpr (has_tables) {
+        by_columns.fill(all);
+        return true;
+      }
+#endif
       for (unsigned i = 0; i < lanes_of_row; ++i) {
 #if defined(VNPU_BF16_DOTS)
         pairs_[0][i] = std::uint32_t(all[i]) << 16 | all[i + 64];
