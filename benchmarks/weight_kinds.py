@@ -1,8 +1,8 @@
 """`python -m benchmarks.weight_kinds`: a model with quantised weights against itself in bf16, and llama.cpp.
 
 Both are loaded, and take turns: what else the machine does, it does to both. The model of bf16 is what is run
-by default; the other one quantises the same weights when it is loaded. The side of llama.cpp is `llama-bench`,
-where it is on PATH and a GGUF file of the same model is given.
+by default; the other one quantises the same weights when it is loaded. The side of llama.cpp is that of
+`llama-bench`, where it is on PATH and a GGUF file of the same model is given.
 """
 
 from __future__ import annotations

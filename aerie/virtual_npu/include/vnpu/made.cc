@@ -12,8 +12,10 @@ namespace vnpu {
 namespace {
 
 constexpr i64 kGuardElements = 64;  // on either side of what a function makes
-constexpr i64 kPartBytes = 1 << 20;  // of what is made for one product: a CPU's L2
-constexpr i64 kColumns = 256, kColumnsOfFewRows = 128, kFewRows = 32;  // of one product, where a part has room for them
+// Columns of one product, and bytes that are made for it. Of few rows, what is made is read from L2. Of many, it is read once
+// and packed; then the rows are packed for every part.
+constexpr i64 kFewRows = 32, kColumnsOfFewRows = 128, kBytesOfFewRows = 1 << 20;
+constexpr i64 kColumns = 512, kBytes = 8 << 20;
 
 i64 least(i64 one, i64 other) { return one < other ? one : other; }
 
@@ -87,8 +89,9 @@ class Made::Work {
 
   void run() const {
     const i64 tiles = extent_of(tiles_), columns = extent_of(columns_), rows = product::rows_of(product_);
-    const i64 wanted = (rows <= kFewRows ? kColumnsOfFewRows : kColumns) / columns;
-    const i64 fit = kPartBytes / (depth_ * made_.count_ * i64(sizeof(bf16))), threads = parallel_threads();
+    const bool are_few = rows <= kFewRows;
+    const i64 wanted = (are_few ? kColumnsOfFewRows : kColumns) / columns, threads = parallel_threads();
+    const i64 fit = (are_few ? kBytesOfFewRows : kBytes) / (depth_ * made_.count_ * i64(sizeof(bf16)));
     i64 each = least(least(wanted, fit), (tiles + threads - 1) / threads);
     const i64 last = tiles_.count ? tiles_.list[tiles_.count - 1].extent : 1;
     if (each > last) each = last;
