@@ -11,6 +11,7 @@ N_TOKENS    ?=
 SEQ_LEN     ?=
 VARIANTS    ?=
 DECODE      ?=
+WEIGHTS     ?=
 CONTEXT_END ?=
 DEVICES     ?=
 BACKEND     ?= auto
@@ -38,12 +39,12 @@ ISA         ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-override KNOWN := MODEL HOST PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
-                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS SHARD ISA WEIGHTS PYTHON
+override KNOWN := MODEL HOST PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE WEIGHTS CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
+                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS SHARD ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
-override BENCH := $(if $(filter undefined,$(origin WEIGHTS)),benchmarks,benchmarks.weight_kinds --weights="$$WEIGHTS")
+override BENCH := $(if $(filter undefined file,$(origin WEIGHTS)),benchmarks,benchmarks.weight_kinds --weights="$$WEIGHTS")
 
 # Every value reaches the programs through the environment, as it was typed: no shell and no make reads it again.
 $(foreach name,$(KNOWN) $(GIVEN),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
@@ -71,7 +72,8 @@ override DOCS   := variables $(VENV)/.stamp-docs
 override option   = $(if $($(2)),$(1)="$$$(2)")
 override common   = $(call option,--model,MODEL) $(call option,--backend,BACKEND) $(call option,--seq-len,SEQ_LEN) \
                     $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(call option,--decode,DECODE)
-override answering = $(call option,--fallback,FALLBACK) $(call option,--context-end,CONTEXT_END) $(call option,--devices,DEVICES) \
+override weights  = $(call option,--weights,WEIGHTS)
+override answering = $(weights) $(call option,--fallback,FALLBACK) $(call option,--context-end,CONTEXT_END) $(call option,--devices,DEVICES) \
                     $(call option,--draft,DRAFT) $(call option,--rule,RULE) $(call option,--steps,STEPS) \
                     $(call option,--threshold,THRESHOLD) $(call option,--entropy,ENTROPY) \
                     $(call option,--block-size,BLOCK_SIZE)
@@ -97,6 +99,7 @@ help: ## list targets and variables
 	$(DO)echo "  N_TOKENS     maximum number of tokens to generate"
 	$(DO)echo "  VARIANTS     programs for n tokens against m positions, such as 8,128x512,2048; default: a set for the model's size"
 	$(DO)echo "  DECODE       guide (default): GEMVs, attention on the CPU; rows: the programs of prompts, all on the device"
+	$(DO)echo "  WEIGHTS      auto (default): as in the files; bf16; q8 or q4: what is in 16 or 32 bits is quantised; make bench: against bf16"
 	$(DO)echo "  CONTEXT_END  stop (default), shift or sink: what happens at the end of the largest context"
 	$(DO)echo "  DEVICES      0 (default): one device; 0,1: devices that share the model, with DECODE=rows"
 	$(DO)echo "  SEQ_LEN      one prompt length to compile for, in tokens, instead of VARIANTS"
@@ -113,7 +116,6 @@ help: ## list targets and variables
 	$(DO)echo "  KEEP         folder where make test-toolchain stores every stage's texts and logs; default: none"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
 	$(DO)echo "  SHARD        make test-slow runs this part of the slow tests, such as 2/4"
-	$(DO)echo "  WEIGHTS      make bench compares weights in blocks, q4 or q8, with bf16"
 	$(DO)echo "  ISA          make bench limits both sides to it: avx2, avx512, avx512_bf16, amx, neon, neon_bf16, native, all"
 	$(DO)echo "  REFRESH      1: make lit writes the golden texts anew"
 	$(DO)echo "  PYTHON       the interpreter that makes .venv (default python3, 3.11 or newer)"
@@ -127,7 +129,7 @@ doctor: $(RUN) ## check every layer between Python and the NPU: what works now, 
 	$(DO)$(PY) -m aerie doctor $(call option,--model,MODEL) $(if $(JSON),--json) $(OR_EXIT)
 
 compile: $(RUN) ## compile all programs for MODEL
-	$(DO)$(PY) -m aerie compile $(common) $(OR_EXIT)
+	$(DO)$(PY) -m aerie compile $(common) $(weights) $(OR_EXIT)
 
 run: $(RUN) ## answer PROMPT
 	$(DO)$(PY) -m aerie run $(common) $(answering) $(sampling) $(prompt) $(if $(JSON),--json) $(OR_EXIT)
@@ -142,7 +144,7 @@ chat: $(RUN) ## talk with the model
 	$(DO)$(PY) -m aerie chat $(common) $(answering) $(sampling) $(system) $(OR_EXIT)
 
 serve: $(RUN) ## serve MODEL over HTTP with OpenAI's API and a chat page, on HOST and PORT
-	$(DO)$(PY) -m aerie serve $(call option,--model,MODEL) $(call option,--host,HOST) $(call option,--port,PORT) $(call option,--backend,BACKEND) $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(call option,--draft,DRAFT) $(OR_EXIT)
+	$(DO)$(PY) -m aerie serve $(call option,--model,MODEL) $(call option,--host,HOST) $(call option,--port,PORT) $(call option,--backend,BACKEND) $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(weights) $(call option,--draft,DRAFT) $(OR_EXIT)
 
 profile: $(RUN) ## answer PROMPT and show where the time went
 	$(DO)$(PY) -m aerie profile $(common) $(answering) $(sampling) $(prompt) $(OR_EXIT)

@@ -7,7 +7,9 @@ import reprlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from numbers import Integral
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -16,6 +18,7 @@ from aerie.argument_types import plain_number
 from aerie.common.errors import UserError
 from aerie.engine.call_grammar import tool_call_grammar
 from aerie.engine.call_reader import ToolCall, ToolCallSpec, tool_call_spec
+from aerie.engine.embeddings import EmbeddedToken, Token, ids_only
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammar, Schema
 from aerie.engine.kpis import Event, EventKind, Kpis
@@ -26,6 +29,8 @@ from aerie.engine.stop_strings import StopStrings
 from aerie.engine.strategies.decode_config import DecodeConfig, DecodeSettings
 from aerie.engine.strategies.draft_model import check_drafter, draft_model_source
 from aerie.engine.strategies.drafters import DraftSource
+from aerie.engine.thinking import AnswerPart, ThinkingStart
+from aerie.engine.thinking_plan import plan_thinking
 from aerie.engine.tool_calls import Tools, read_tools
 
 LOG = logging.getLogger("aerie")
@@ -48,6 +53,7 @@ class GenerateOptions(SamplingSettings, DecodeSettings, total=False):
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
     chat_template_kwargs: Mapping[str, Any]
+    thinking_budget: int | None
     num_beams: int
     use_block_cache: bool
 
@@ -64,6 +70,8 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     """Prompt tokens from the prefix cache, which were not computed again."""
+    reasoning_tokens: int = 0
+    """Of completion_tokens: those of the thinking, its tags included."""
 
     @property
     def total_tokens(self) -> int:
@@ -88,6 +96,8 @@ class Result:
     """In a batch: the error of this request, if `finish_reason` is ERROR."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls of functions in `tools`; they are not part of the text."""
+    thinking: str = ""
+    """What the model thought before its answer; it is not part of the text."""
 
     def __str__(self) -> str:
         return self.text
@@ -111,8 +121,8 @@ class Stream(Iterator[str]):
     """The text of an answer, piece by piece as it is generated. Nothing is computed before the first piece is
     requested.
 
-    `text` is the text so far. `close()`, or leaving a `with` block, ends the answer; `pause()` stops it until
-    `resume()`.
+    `text` is the text so far, and `thinking` what the model thought before it; `parts()` gives both as they
+    come. `close()`, or leaving a `with` block, ends the answer; `pause()` stops it until `resume()`.
     """
 
     def __init__(
@@ -122,6 +132,7 @@ class Stream(Iterator[str]):
         stop: Sequence[str | int],
         on_event: OnEvent | None = None,
         calls: ToolCallSpec | None = None,
+        thinking: ThinkingStart | None = None,
     ) -> None:
         self._model = model
         self._request = request
@@ -133,19 +144,37 @@ class Stream(Iterator[str]):
         self._may_continue.set()
         ids = frozenset(one for one in stop if isinstance(one, int))
         self._stop = StopStrings([one for one in stop if isinstance(one, str)])
-        self._pieces = model.session().pieces(request, ids, calls.shown if calls else ())
+        shown = {*(calls.shown if calls else ()), *(thinking.shown if thinking else ())}
+        self._pieces = model.session().pieces(request, ids, shown)
+        self._thinking_start = thinking
         self._calls = calls.reader() if calls else None
         weakref.finalize(self, request.stop).atexit = False
-        text = self._stop.truncate(self._pieces)
+        self._new_thinking: list[str] = []
+        """Thinking that was in no part yet."""
+        texts = _without_thinking(self._pieces, thinking, self._new_thinking)
+        text = self._stop.truncate(texts)
         self._text = self._calls.truncate(text) if self._calls else text
-        self.text = ""
+        self.text = self.thinking = ""
 
     def __next__(self) -> str:
+        while not (part := self._next_part()).text:
+            pass
+        return part.text
+
+    def parts(self) -> Iterator[AnswerPart]:
+        """The thinking and the text of the answer as they come: of each part, `thinking` or `text` may be
+        empty. It goes on where the stream is."""
+        with suppress(StopIteration):
+            while True:
+                yield self._next_part()
+
+    def _next_part(self) -> AnswerPart:
+        """The next part that is not empty. Raises StopIteration at the end."""
         if not self._has_started:
             self._has_started = True
             self._notify(EventKind.BEGIN)
         try:
-            while not (piece := self._next_piece()):
+            while not ((piece := self._next_piece()) or self._new_thinking):
                 if not self.token_ids:
                     self._notify(EventKind.CONTINUE)
         except StopIteration:
@@ -157,9 +186,12 @@ class Stream(Iterator[str]):
             self._request.stop()
             self._finish()
             raise
-        self.text += piece
-        self._notify(EventKind.CONTINUE, piece)
-        return piece
+        part = AnswerPart("".join(self._new_thinking), piece)
+        self._new_thinking.clear()
+        self.thinking += part.thinking
+        self.text += part.text
+        self._notify(EventKind.CONTINUE, *reversed(part))
+        return part
 
     def _next_piece(self) -> str:
         """The text of the next step, which may be empty. Waits while the answer is paused."""
@@ -223,8 +255,9 @@ class Stream(Iterator[str]):
     @property
     def usage(self) -> Usage:
         """Token counts so far."""
-        generation = self._request
-        return Usage(len(generation.prompt), len(generation.token_ids), generation.cached_tokens)
+        request, tokenizer = self._request, self._model.session().tokenizer
+        thinking = tokenizer.thinking_tokens(self._thinking_start, request.token_ids)
+        return Usage(len(request.prompt), len(request.token_ids), request.cached_tokens, thinking)
 
     @property
     def kpis(self) -> Kpis:
@@ -238,7 +271,7 @@ class Stream(Iterator[str]):
         reason = self.finish_reason or FinishReason.INTERRUPTED
         prompt = self._request.prompt_ids
         fields = self.text, self.token_ids, prompt, reason, self.usage, self.kpis
-        return Result(*fields, tool_calls=self.tool_calls)
+        return Result(*fields, tool_calls=self.tool_calls, thinking=self.thinking)
 
     def _finish(self) -> None:
         """Record the figures, and send the final event once."""
@@ -250,14 +283,14 @@ class Stream(Iterator[str]):
             is_cut = self.finish_reason is FinishReason.INTERRUPTED
             self._notify(EventKind.ABORT if is_cut else EventKind.END)
 
-    def _notify(self, kind: EventKind, text: str = "") -> None:
+    def _notify(self, kind: EventKind, text: str = "", thinking: str = "") -> None:
         """Call on_event. Ends a running answer if it returns False."""
         token_ids = self.token_ids[self._notified_tokens :]
         self._notified_tokens += len(token_ids)
         if self._on_event is None:
             return
         try:
-            continues = self._on_event(Event(kind, text, token_ids)) is not False
+            continues = self._on_event(Event(kind, text, token_ids, thinking)) is not False
         except BaseException:
             self._request.stop()  # where a listener fails, its answer does not go on beside others
             raise
@@ -274,13 +307,26 @@ class Stream(Iterator[str]):
         return kpis
 
 
+def _without_thinking(
+    pieces: Iterable[str], start: ThinkingStart | None, thinking: list[str]
+) -> Iterator[str]:
+    """The pieces, each without what is thinking, which is appended to `thinking`."""
+    if start is None:
+        yield from pieces
+        return
+    for part in start.splitter().split(pieces):
+        if part.thinking:
+            thinking.append(part.thinking)
+        yield part.text
+
+
 def collect_results(streams: Sequence[Stream | UserError]) -> list[Result]:
     """The results of streams that share engine steps. A stream that fails gets its error in its result."""
     errors = {id(stream): stream for stream in streams if isinstance(stream, UserError)}
 
     def is_left(stream: Stream) -> bool:
         try:
-            return next(stream, None) is not None
+            return next(stream.parts(), None) is not None
         except UserError as error:
             errors[id(stream)] = error
             return False
@@ -335,7 +381,7 @@ def parse_stops(stop: str | int | Iterable[str | int]) -> list[str | int]:
 
 class ParsedOptions(NamedTuple):
     """Parsed options. stops: texts and token ids. raw: skip the chat template. tool_calls: the tools that the
-    model sees. template_arguments: further arguments for the chat template."""
+    model sees. template_arguments: further arguments for the chat template. thinking_budget: in tokens."""
 
     sampler: Sampler
     decode_config: DecodeConfig
@@ -343,6 +389,19 @@ class ParsedOptions(NamedTuple):
     raw: bool
     tool_calls: ToolCallSpec | None
     template_arguments: Mapping[str, Any]
+    thinking_budget: int | None = None
+
+    def thinking_start(self, session: Session, tokens: Sequence[Token]) -> ThinkingStart | None:
+        """How the answer to this prompt begins, if the model thinks."""
+        if self.raw or any(isinstance(token, EmbeddedToken) for token in tokens):
+            return None
+        return session.tokenizer.thinking_start([int(token) for token in ids_only(tokens)])
+
+    def thinking_sampler(self, session: Session, start: ThinkingStart | None) -> Sampler:
+        """The sampler, with the plan of the thinking."""
+        grammar = self.sampler.grammar
+        plan = plan_thinking(start, session.grammar_compiler, self.thinking_budget, grammar)
+        return replace(self.sampler, thinking=plan) if plan else self.sampler
 
     @property
     def tools(self) -> Tools | None:
@@ -401,11 +460,28 @@ def _template_arguments(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return arguments
 
 
+def _budget(options: Mapping[str, Any]) -> int | None:
+    """The thinking budget. Raises UserError if it is negative, or there is no chat template."""
+    budget: int | None = options.get("thinking_budget")
+    if budget is not None and budget < 0:
+        raise UserError(
+            f"thinking_budget is {budget}; give a number of tokens, 0 or more, or None for no limit"
+        )
+    if budget is not None and options.get("raw"):
+        raise UserError(
+            "thinking_budget is for answers in the chat template, which raw leaves out; leave out one of the "
+            "two"
+        )
+    return budget
+
+
 def parse_options(options: Mapping[str, Any], session: Session) -> ParsedOptions:
     """Parse the options of a request. Raises UserError if an option is unknown or out of range."""
     option_names = GenerateOptions.__annotations__
     if unknown := next((name for name in options if name not in option_names), None):
-        raise UserError(f"there is no option {unknown!r}; there are {', '.join(option_names)}")
+        names = ["max_tokens", *option_names]  # the first is an argument of its own
+        close = "".join(f" (did you mean {name}?)" for name in get_close_matches(unknown, names, 1))
+        raise UserError(f"there is no option {unknown!r}{close}; there are {', '.join(names)}")
     for name in UNSUPPORTED_OPTIONS.keys() & options.keys():
         check_supported_option(name, options[name])
     decode_config = {name: options[name] for name in DecodeSettings.__annotations__ if name in options}
@@ -420,7 +496,8 @@ def parse_options(options: Mapping[str, Any], session: Session) -> ParsedOptions
         raise UserError(
             f"a setting cannot be taken ({error}); see Model.stream for what each may be"
         ) from None
-    stops, raw = parse_stops(options.get("stop", ())), options.get("raw", False)
+    stops, raw, budget = parse_stops(options.get("stop", ())), options.get("raw", False), _budget(options)
+    template_arguments = _template_arguments(options)
     return ParsedOptions(
-        sampler, DecodeConfig(**decode_config), stops, raw, tool_calls, _template_arguments(options)
+        sampler, DecodeConfig(**decode_config), stops, raw, tool_calls, template_arguments, budget
     )

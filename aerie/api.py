@@ -50,6 +50,7 @@ from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.quantised import check_kind
 from aerie.engine.reporter import OnProgress, Reporter
 from aerie.engine.scheduler import Rows, Scheduler
 from aerie.engine.session import Session, prepare_runtime
@@ -156,6 +157,8 @@ class Model:
         unchanged, without the chat template. `json_schema`: a schema that the answer must match. `tools`,
         `tool_choice`, `parallel_tool_calls`: functions that may be called, and whether, as in OpenAI's API.
         `chat_template_kwargs`: more variables of the chat template, such as {"enable_thinking": False}.
+        `thinking_budget`: after so many tokens of thinking the answer begins. What a model thinks is
+        `thinking` of the stream and of the result, and not part of `text`; a schema is for the text.
         `num_beams`: only 1, and `use_block_cache`: only False. on_event: is called with each event, and stops
         the answer by returning False.
 
@@ -167,9 +170,11 @@ class Model:
         check_callable("on_event", on_event)
         parsed = parse_options(options, session)
         tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
+        start = parsed.thinking_start(session, tokens)
+        sampler = parsed.thinking_sampler(session, start)
         with self._lock:
-            request = session.generate(tokens, max_tokens, parsed.sampler, decode_config=parsed.decode_config)
-        return Stream(self.session_state, request, parsed.stops, on_event, parsed.tool_calls)
+            request = session.generate(tokens, max_tokens, sampler, decode_config=parsed.decode_config)
+        return Stream(self.session_state, request, parsed.stops, on_event, parsed.tool_calls, start)
 
     def generate(
         self,
@@ -209,7 +214,8 @@ class Model:
         """Continue the last answer, or the one that `restore` loaded, with its own sampling settings.
 
         The tokens are those that the answer would have had without its end. `prompt_token_ids` of the result
-        are the prompt and the tokens before. An answer that the model ended stays ended. Raises UserError if
+        are the prompt and the tokens before. What a cut thinking goes on with is text. An answer that the
+        model ended stays ended. Raises UserError if
         there is no answer, or if its KV cache is gone, as after another prompt.
         """
         session = self._open()
@@ -243,10 +249,11 @@ class Model:
             check_types(ANSWER_ARGUMENTS, {"max_tokens": max_tokens, "priority": priority, **item})
             parsed = parse_options(item, self._open())
             tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
-            sampler = parsed.sampler
+            start = parsed.thinking_start(self._open(), tokens)
+            sampler = parsed.thinking_sampler(self._open(), start)
             maker = parsed.decode_config.strategy_factory(scheduler.model.config, sampler)
             request = scheduler.add_request(tokens, max_tokens, sampler, priority, maker)
-            return Stream(self.session_state, request, parsed.stops, calls=parsed.tool_calls)
+            return Stream(self.session_state, request, parsed.stops, calls=parsed.tool_calls, thinking=start)
         except TypeError as error:
             return UserError(
                 f"a request has a setting that cannot be taken ({error}); see Model.generate_batch"
@@ -484,6 +491,7 @@ def load(
     variants: str | None = None,
     decode: str = GUIDE,
     seq_len: int | None = None,
+    weights: str = "auto",
     fallback: str | None = None,
     context_end: str = STOP,
     devices: int | Sequence[int] = 0,
@@ -501,7 +509,9 @@ def load(
     backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. variants: programs of n
     tokens against m positions, as "8,128x512,2048"; None: a set for the model's size. decode: "guide", GEMVs
     and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in
-    place of variants. fallback: "virtual", where answers go on when the NPU fails. context_end: what happens
+    place of variants. weights: what they are on the device: "auto", as in the files where the device has a
+    block for that; "bf16"; "q8" or "q4", in which those are quantised that the files have in 16 or 32 bits.
+    fallback: "virtual", where answers go on when the NPU fails. context_end: what happens
     where a sequence comes to the end of the largest context: "stop", or tokens are dropped by "shift" or
     "sink" (engine/context_end.py). devices: on which one programs run, by its index in pyxrt; or several that
     share the model, as [0, 1], with decode="rows". group: this process among several that share it, with one
@@ -521,6 +531,7 @@ def load(
             "variants": variants,
             "decode": decode,
             "seq_len": seq_len,
+            "weights": weights,
             "fallback": fallback,
             "context_end": context_end,
             "devices": devices,
@@ -532,11 +543,13 @@ def load(
     check_callable("progress", progress)
     check_supported_option("pipeline_parallel_size", pipeline_parallel_size)
     check_decode_path(decode)
+    check_kind(weights)
     chosen_devices = _indices(devices, group)
     backend_ = replace(select_backend(backend, numerics), device=chosen_devices[0])
     fallback_backend = select_backend(fallback) if fallback and fallback != backend_.name else None
     reporter = CallbackReporter(progress)
-    checkpoint = with_block_size(open_checkpoint(find_checkpoint(str(model))), block_size, reporter.note)
+    checkpoint = open_checkpoint(find_checkpoint(str(model)), weights)
+    checkpoint = with_block_size(checkpoint, block_size, reporter.note)
     folder = Path(cache_dir) if cache_dir else folders.programs_folder()
     options = RuntimeOptions(
         seq_len,
@@ -549,6 +562,7 @@ def load(
         devices=chosen_devices,
         group=group or SingleRank(),
         kv_pool=kv_pool,
+        weights=weights,
     )
     return Model(prepare_runtime(checkpoint, options, reporter), str(model))
 

@@ -60,6 +60,7 @@ ANSWER_ARGUMENTS: Final[Mapping[str, ArgumentType]] = {
     "tools": ArgumentType((list, tuple), "a list of dicts, as in OpenAI's API", True),
     "tool_choice": ArgumentType((str, Mapping), "a text or a dict, as in OpenAI's API", True),
     "parallel_tool_calls": FLAG,
+    "thinking_budget": WHOLE_OR_NONE,
 }
 """Of Model.stream and what answers as it does."""
 
@@ -70,6 +71,7 @@ LOAD_ARGUMENTS: Final[Mapping[str, ArgumentType]] = {
     "variants": TEXT_OR_NONE,
     "decode": TEXT,
     "seq_len": WHOLE_OR_NONE,
+    "weights": TEXT,
     "fallback": TEXT_OR_NONE,
     "context_end": TEXT,
     "devices": ArgumentType((Integral, Iterable), "the index of a device, as 0, or of several, as [0, 1]"),

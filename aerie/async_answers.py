@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from aerie.answers import Result, Stream
 from aerie.common.errors import UserError
+from aerie.engine.thinking import AnswerPart
 
 T = TypeVar("T")
 
@@ -33,6 +34,11 @@ class AsyncStream(AsyncIterator[str]):
         return self._stream.text if self._stream else ""
 
     @property
+    def thinking(self) -> str:
+        """What the model has thought so far."""
+        return self._stream.thinking if self._stream else ""
+
+    @property
     def stream(self) -> Stream:
         """The stream behind it, with usage, finish_reason and all else. Raises UserError before the first
         piece."""
@@ -41,10 +47,15 @@ class AsyncStream(AsyncIterator[str]):
         return self._stream
 
     async def __anext__(self) -> str:
-        piece = await self._in_thread(self._next_piece)
-        if piece is None:
-            raise StopAsyncIteration
-        return piece
+        while (part := await self._in_thread(self._next_part)) is not None:
+            if part.text:
+                return part.text
+        raise StopAsyncIteration
+
+    async def parts(self) -> AsyncIterator[AnswerPart]:
+        """The thinking and the text as they come; see Stream.parts."""
+        while (part := await self._in_thread(self._next_part)) is not None:
+            yield part
 
     async def result(self) -> Result:
         """Generate the rest, and return the whole result. Raises UserError if it was closed before it
@@ -67,15 +78,15 @@ class AsyncStream(AsyncIterator[str]):
     ) -> None:
         await self.aclose()
 
-    def _next_piece(self) -> str | None:
-        """The next piece, in a worker thread; None at the end. StopIteration cannot leave a thread."""
+    def _next_part(self) -> AnswerPart | None:
+        """The next part, in a worker thread; None at the end. StopIteration cannot leave a thread."""
         if self._stream is None:
             if self._has_closed:
                 return None
             self._stream = self._start()
         if self._has_closed:  # while the programs were compiled
             self._stream.close()
-        return next(self._stream, None)
+        return next(self._stream.parts(), None)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:

@@ -73,6 +73,10 @@ class ChunkedLLM:
         """
         state = self._model.session_state
         parsed = parse_options(options, state.session())  # of which `raw` says nothing: chunks always are
+        if parsed.thinking_budget is not None:
+            raise UserError(
+                "thinking_budget is for answers in the chat template, and chunks are plain text; leave it out"
+            )
         composition = self._composition(ids, mode)
         with state.lock:
             scheduler = state.session().scheduler

@@ -42,6 +42,7 @@ from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
 from aerie.verify.gate import GateRecord, verify, verify_blocks
 from aerie.verify.gate_prompts import Prompt, choose_prompts, full_prompt, longest_prompt
 from aerie.verify.layer_check import LayerReport, try_layers
+from aerie.verify.quality_command import add_quality, quality
 from aerie.verify.random_model import (
     in_another_family,
     open_random_model,
@@ -63,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_commands(
         parser,
         ("verify|gate", gate, [add_model, add_runtime, _add_gate]),
+        ("quality", quality, [add_quality]),
         ("diagnosis", diagnosis, [add_model, add_runtime, add_prompt, _add_diagnosis]),
     )
     return parser

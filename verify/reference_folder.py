@@ -16,8 +16,10 @@ from typing import Any
 
 from aerie.engine.config import load_config
 from aerie.engine.config_file import CONFIG, read_config
+from aerie.engine.errors import CheckpointError
 from aerie.engine.folder import INDEX_FILE
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
+from aerie.engine.quantised import ComputedTensor
 from aerie.engine.weight_files import find_tensors
 from aerie.engine.weights import expected_shapes
 from aerie.verify.gguf_reference import DequantisedFiles
@@ -47,6 +49,11 @@ def facts_and_weights(folder: Path, config_class: Any) -> Iterator[Path]:
 def _links(folder: Path, shown: Path) -> dict[str, str]:
     """Link the files of weights. Returns the link of each tensor."""
     files, links = find_tensors(folder), dict[Path, str]()
+    if any(isinstance(tensor, ComputedTensor) for tensor in files.tensors.values()):
+        raise CheckpointError(
+            f"{folder} has quantised safetensors, which transformers reads with its tools' kernels alone: "
+            "there is no reference for it; take the unquantised checkpoint, or `aerie quality --against` it"
+        )
     for tensor in files.tensors.values():
         links.setdefault(tensor.path, f"weights-{len(links)}.safetensors")
     for path, name in links.items():

@@ -20,11 +20,14 @@ from aerie.cli import commands
 from aerie.cli.cache_command import add_cache, cache
 from aerie.cli.checkpoints import DEMO
 from aerie.cli.export_command import add_export, export
+from aerie.cli.inspect_command import add_inspect, inspect
 from aerie.cli.models_command import add_models, add_pull, add_rm, models, pull, rm
+from aerie.cli.quantize_command import add_quantize, quantize
 from aerie.common import folders, standard_streams
 from aerie.common.cli_parser import SuggestingParser, with_nearest_choice
 from aerie.common.errors import KnobError, UsageError, UserError
 from aerie.engine.context_end import STOP
+from aerie.engine.quantised import KINDS
 from aerie.engine.reporter import treat_signals_as_interrupt
 from aerie.engine.strategies.unmasking import DEFAULT_RULE, DYNAMIC, ENTROPY, RULES, UnmaskingRule
 from aerie.engine.variant_set import GUIDE, ROWS
@@ -92,13 +95,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="aerie", description="Run a Llama on an AMD NPU, or a virtual one.")
     add_commands(
         parser,
-        ("compile", commands.compile_, [add_model, add_runtime, _add_draft]),
+        ("compile", commands.compile_, [add_model, add_runtime, add_weights, _add_draft]),
         (
             "run",
             commands.run,
             [
                 add_model,
                 add_runtime,
+                add_weights,
                 _add_generation,
                 add_prompt,
                 _add_sampling,
@@ -109,15 +113,25 @@ def build_parser() -> argparse.ArgumentParser:
         (
             "chat",
             commands.chat,
-            [add_model, add_runtime, _add_generation, add_system, _add_sampling],
+            [add_model, add_runtime, add_weights, _add_generation, add_system, _add_sampling],
         ),
         (
             "profile",
             commands.profile,
-            [add_model, add_runtime, _add_generation, add_prompt, _add_sampling, _add_structured_output],
+            [
+                add_model,
+                add_runtime,
+                add_weights,
+                _add_generation,
+                add_prompt,
+                _add_sampling,
+                _add_structured_output,
+            ],
         ),
         ("mlir", commands.mlir, [add_model, _add_out]),
         ("export", export, [partial(add_export, int_at_least(1))]),
+        ("quantize", quantize, [add_quantize]),
+        ("inspect", inspect, [add_inspect]),
         ("cache", cache, [add_cache]),
         ("models", models, [add_models]),
         ("pull", pull, [add_pull]),
@@ -190,6 +204,17 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         type=Path,
         help=f"folder of the compiled programs (default: programs in {CACHE_FOLDER_HELP})",
+    )
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--weights",
+        choices=KINDS,
+        default=KINDS[0],
+        help="what weights are on the device: auto, as in the files where the device has a block for that; "
+        "bf16; q8 or q4, in which those are quantised that the files have in 16 or 32 bits (default: "
+        "%(default)s)",
     )
 
 
@@ -296,6 +321,19 @@ def add_template(parser: argparse.ArgumentParser) -> None:
             "text; repeatable"
         ),
     )
+    _add_think(parser)
+
+
+def _add_think(parser: argparse.ArgumentParser) -> None:
+    for flag, value in (("--think", True), ("--no-think", False)):
+        parser.add_argument(
+            flag,
+            dest="template_arg",
+            action="append_const",
+            const=("enable_thinking", value),
+            help=f"have a model that can think {'do so' if value else 'answer at once'} "
+            f"(--template-arg enable_thinking={str(value).lower()})",
+        )
 
 
 def _template_argument(text: str) -> tuple[str, Any]:

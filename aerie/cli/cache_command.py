@@ -17,6 +17,7 @@ from aerie.cli import package_models
 from aerie.common import compiler_records, folders
 from aerie.common.errors import UserError
 from aerie.common.store import EntryGroup, Store
+from aerie.engine.packed_weights import packed_folder, packed_groups
 from aerie.runtime.artifacts import Manifest, artifact_store, forget_missing
 from aerie.runtime.memory import format_file_bytes
 
@@ -72,6 +73,7 @@ def cache_sections(home: Path, cache_dir: Path | None = None) -> list[CacheSecti
     if built is not None:
         sections.append(_store_section("what the virtual NPU built", Store(built)))
     synthetic = home / "synthetic" / "llama-3.2-1b"
+    sections.append(_packed_section(packed_folder(cache_dir)))
     sections += bench_sections(home / "bench")
     sections.append(
         CacheSection(
@@ -85,6 +87,10 @@ def _file_section(folder: Path, description: str, is_rebuilt: bool, patterns: Se
     return CacheSection(
         description, folder, [EntryGroup([path]) for path in _matching_files(folder, patterns)], is_rebuilt
     )
+
+
+def _packed_section(folder: Path) -> CacheSection:
+    return CacheSection("packed weights", folder, packed_groups(folder), is_rebuilt=True)
 
 
 def bench_sections(folder: Path) -> list[CacheSection]:

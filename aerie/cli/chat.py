@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, TextIO
 
+from aerie.cli.answer_printer import print_answer
 from aerie.cli.chat_model import MAKE_ROOM, ChatModel
 from aerie.cli.chat_settings import SETTINGS, ChatSettings, change
 from aerie.cli.line_input import InputEntry, ReadLine, file_completions, next_entry
-from aerie.cli.word_wrap import WordWrapper
 from aerie.common.cli_parser import did_you_mean
 from aerie.common.errors import UserError
 from aerie.engine.conversation import Conversation, Turn, load, save
@@ -20,7 +20,9 @@ from aerie.engine.generate import FinishReason
 from aerie.engine.reporter import stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
+from aerie.engine.thinking import AnswerPart
 from aerie.engine.tokenizer import Tokenizer
+from aerie.engine.tool_calls import Message
 
 
 class ChatSession(Protocol):
@@ -64,9 +66,10 @@ class Chat:
         read: ReadLine,
         system: str | None = None,
         model: ChatModel | None = None,
+        think: bool | None = None,
     ) -> None:
         self._session = session
-        self._settings = ChatSettings(sampler, max_new_tokens)
+        self._settings = ChatSettings(sampler, max_new_tokens, think)
         self._model = model
         self._note = note
         self._out = out
@@ -120,13 +123,14 @@ class Chat:
         self._unanswered = text, turns
         conversation = replace(self._conversation, turns=turns)
         try:
-            prompt_ids = self._session.tokenizer.encode_chat(conversation.messages(text))
+            prompt_ids = self._encode(conversation.messages(text))
             self._session.ensure_programs(prompt_ids)
             with stop_on_interrupt() as interrupted:
                 generation = self._session.generate(
                     prompt_ids, self._settings.max_new_tokens, self._settings.sampler, interrupted
                 )
-                answer = stream(self._session.text(generation), self._out)
+                start = self._session.tokenizer.thinking_start(prompt_ids)
+                answer = print_answer(self._session.text(generation), self._out, start)
         except PromptTooLongError as error:
             self._note(self._too_long(error))
         except UserError as error:
@@ -134,15 +138,25 @@ class Chat:
         except KeyboardInterrupt:
             self._note("\nStopped; this turn is forgotten.")
         else:
-            self._conversation = replace(conversation, turns=(*turns, (text, answer)))
+            self._conversation = replace(conversation, turns=(*turns, (text, answer.text)))
             self._unanswered, self._last = None, generation
             self._note_finish(generation)
+            self._note_thinking(answer)
+
+    def _encode(self, messages: Sequence[Message]) -> list[int]:
+        return self._session.tokenizer.encode_chat(messages, arguments=self._settings.template_arguments)
 
     def _note_finish(self, generation: Request) -> None:
         if generation.finish_reason is FinishReason.CONTEXT:
             self._note(f"[{generation.finish_text}; {self._advice}]")
         elif generation.finish_reason is not FinishReason.STOP:
             self._note(f"[{generation.finish_text}]")
+
+    def _note_thinking(self, answer: AnswerPart) -> None:
+        if answer.thinking and not answer.text:
+            self._note(
+                "[all of it was thinking; /set n-tokens allows more, /set think off may answer at once]"
+            )
 
     def _too_long(self, error: PromptTooLongError) -> str:
         if not self._conversation.turns:
@@ -196,7 +210,7 @@ class Chat:
             self._note("There is no system message." if system is None else f"The system message: {system}")
             return
         conversation = replace(self._conversation, system=None if text == '""' else text)
-        self._session.tokenizer.encode_chat(conversation.messages("Hello"))  # a template may refuse it
+        self._encode(conversation.messages("Hello"))  # a template may refuse it
         self._conversation = conversation
         self._note("The system message is " + ("removed." if conversation.system is None else "set."))
 
@@ -215,7 +229,7 @@ class Chat:
     def load(self, name: str) -> None:
         path = _path(name, "/load")
         conversation, dropped_turns = load(path), len(self._conversation.turns)
-        self._session.tokenizer.encode_chat(conversation.messages("Hello"))
+        self._encode(conversation.messages("Hello"))
         self._replace_conversation(conversation)
         self._file = path
         forgotten = f"; {_turns(dropped_turns)} before it forgotten" if dropped_turns else ""
@@ -302,28 +316,6 @@ HELP = "\n".join(
         "Ctrl-C stops an answer and keeps the conversation.",
     ]
 )
-
-
-def stream(pieces: Iterator[str], out: TextIO | None) -> str:
-    """Write pieces of text to `out` as they come, and a line break at the end. A terminal gets whole words in
-    each line. Returns the whole text."""
-    text = []
-    wrapper = WordWrapper(out) if out and out.isatty() else None
-    try:
-        for piece in pieces:
-            text.append(piece)
-            if wrapper:
-                wrapper.write(piece)
-            elif out:
-                out.write(piece)
-                out.flush()
-    finally:  # an error or Ctrl-C may come in the middle of a word
-        if wrapper:
-            wrapper.finish()
-    if out:
-        out.write("\n")
-        out.flush()
-    return "".join(text)
 
 
 def _turns(count: int) -> str:

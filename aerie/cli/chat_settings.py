@@ -1,4 +1,5 @@
-"""The settings of a chat that /set changes: those of the sampler, and how long an answer may be."""
+"""The settings of a chat that /set changes: those of the sampler, how long an answer may be, and whether the
+model thinks."""
 
 from __future__ import annotations
 
@@ -12,16 +13,27 @@ from aerie.common.errors import UserError
 from aerie.engine.sampler import Sampler
 
 N_TOKENS: Final = "n-tokens"
+THINK: Final = "think"
 NONE: Final = "none"
+SWITCH: Final[Mapping[str, bool | None]] = {"on": True, "off": False, NONE: None}
 
 
 class ChatSettings(NamedTuple):
-    """How answers are drawn, and how many tokens one may have."""
+    """How answers are drawn, how many tokens one may have, and whether the model thinks before it; None
+    leaves that to the chat template."""
 
     sampler: Sampler
     max_new_tokens: int
+    think: bool | None = None
+
+    @property
+    def template_arguments(self) -> Mapping[str, bool]:
+        """Further arguments for the chat template."""
+        return {} if self.think is None else {"enable_thinking": self.think}
 
     def value(self, name: str) -> object:
+        if name == THINK:
+            return next(text for text, value in SWITCH.items() if value is self.think)
         return self.max_new_tokens if name == N_TOKENS else getattr(self.sampler, _field(name))
 
     def __str__(self) -> str:
@@ -40,6 +52,8 @@ def change(settings: ChatSettings, name: str, text: str) -> ChatSettings:
         hint = did_you_mean(name, SETTINGS) or f"; there are {', '.join(SETTINGS)}"
         raise UserError(f"There is no setting {name}{hint}")
     value: Any = SETTINGS[name](name, text)
+    if name == THINK:
+        return settings._replace(think=value)
     if name == N_TOKENS:
         if not isinstance(value, int) or value < 1:
             raise UserError(f"{name} is {text}; it must be a whole number of 1 or more")
@@ -71,6 +85,14 @@ def _number(name: str, text: str) -> float:
     return value
 
 
+def _switch(name: str, text: str) -> bool | None:
+    if text not in SWITCH:
+        raise UserError(
+            f"{name} is {text!r}; it must be {', '.join(SWITCH)}, which leaves it to the template"
+        )
+    return SWITCH[text]
+
+
 SETTINGS: Final[Mapping[str, Callable[[str, str], int | float | None]]] = {
     "temperature": _number,
     "top-k": _whole,
@@ -81,5 +103,6 @@ SETTINGS: Final[Mapping[str, Callable[[str, str], int | float | None]]] = {
     "presence-penalty": _number,
     "frequency-penalty": _number,
     N_TOKENS: _whole,
+    THINK: _switch,
 }
 """What reads the value of each, by its name as a flag."""

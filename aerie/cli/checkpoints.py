@@ -58,7 +58,8 @@ def find_checkpoint(model: str) -> Path:
     if folder.suffix == SUFFIX or is_gguf(folder):
         return folder
     if os.path.exists(folder):
-        other = f" ({advice_on([folder.name])})" if folder.suffix in (".bin", ".pt", ".pth") else ""
+        advice = "" if folder.suffix == ".safetensors" else advice_on([folder.name])
+        other = f" ({advice})" if advice else ""
         raise CheckpointError(
             f"--model {model} is a file, and not in GGUF; give the folder that holds config.json{other}"
         )

@@ -10,11 +10,12 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TextIO
 
-from aerie.cli.chat import Chat, completions, stream
+from aerie.cli.answer_printer import print_answer
+from aerie.cli.chat import Chat, completions
 from aerie.cli.chat_model import ChatModel
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.line_input import line_editing, piped_line, typed_line
-from aerie.cli.prompts import read_text, tokenize_prompt
+from aerie.cli.prompts import ENABLE_THINKING, note_fixed_thinking, read_text, tokenize_prompt
 from aerie.cli.terminal import terminal_foreground
 from aerie.common import folders
 from aerie.common.errors import UserError
@@ -34,11 +35,17 @@ from aerie.engine.strategies.decode_config import PROMPT_LOOKUP, DecodeConfig
 from aerie.engine.strategies.draft_model import check_drafter, draft_model_source
 from aerie.engine.strategies.drafters import DraftSource
 from aerie.engine.strategies.strategy import PassCounts
+from aerie.engine.thinking import AnswerPart
+from aerie.engine.thinking_plan import plan_thinking
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 
 DONE = 0
+ONLY_THINKING = (
+    "note: all of it was thinking, and no answer came; --n-tokens (N_TOKENS) allows more, and with "
+    "--no-think the answer comes at once if the model can do so"
+)
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
@@ -61,9 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = sys.stdout
     if arguments.json:  # JSON alone on standard output
         out = sys.stderr if sys.stderr.isatty() else None
-    session, generation, text = _answer(arguments, Reporter(), out)
+    session, generation, answer = _answer(arguments, Reporter(), out)
     if arguments.json:
-        print(json.dumps(_to_json(session, generation, text)), flush=True)
+        print(json.dumps(_to_json(session, generation, answer)), flush=True)
     return _exit_code(generation)
 
 
@@ -75,7 +82,10 @@ def chat(arguments: argparse.Namespace) -> int:
     sampler.check_vocabulary(checkpoint.config.vocab_size)
     check_text(arguments.system or "", "the system message")
     note_missing_template(checkpoint.tokenizer, report.note)
-    checkpoint.tokenizer.template_arguments = dict(arguments.template_arg)
+    template_arguments = dict(arguments.template_arg)
+    checkpoint.tokenizer.template_arguments = template_arguments
+    think = template_arguments.get(ENABLE_THINKING)
+    note_fixed_thinking(checkpoint.tokenizer, template_arguments, report.note)
     if arguments.system is not None or arguments.template_arg:  # a template may refuse them
         checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
     decode_config = _decode_config(arguments, checkpoint, sampler)
@@ -93,6 +103,7 @@ def chat(arguments: argparse.Namespace) -> int:
             read=typed_line if is_typed else piped_line,
             system=arguments.system,
             model=ChatModel(arguments.model, checkpoint.config, session.model.variant_set, session.backend),
+            think=think if isinstance(think, bool) else None,
         ).run()
     return DONE
 
@@ -123,7 +134,7 @@ def mlir(arguments: argparse.Namespace) -> int:
 
 def _answer(
     arguments: argparse.Namespace, report: Reporter, out: TextIO | None
-) -> tuple[Session, Request, str]:
+) -> tuple[Session, Request, AnswerPart]:
     """Answer the prompt, on `out` as the text comes, then print the figures. Everything that can be refused
     is refused first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
@@ -131,22 +142,26 @@ def _answer(
     schema = None if file is None else read_text(file, f"the file {file} of --json-schema")
     checkpoint = _open_checkpoint(arguments, report)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
+    grammars = GrammarCompiler(checkpoint.tokenizer, checkpoint.config)
     if schema is not None:
-        grammars = GrammarCompiler(checkpoint.tokenizer, checkpoint.config)
         sampler = replace(sampler, grammar=grammars.json(schema))
     decode_config = _decode_config(arguments, checkpoint, sampler)
     drafter = find_draft_model(arguments.draft, checkpoint)
     prompt = tokenize_prompt(checkpoint, arguments, options, report.note)
+    start = None if arguments.raw else checkpoint.tokenizer.thinking_start(prompt.ids)
+    sampler = replace(sampler, thinking=plan_thinking(start, grammars, None, sampler.grammar))
     session = prepare_runtime(checkpoint, prompt.options, report)
     decode_config = _with_draft_model(decode_config, drafter, session, options, report)
     with stop_on_interrupt() as interrupted:
         generation = session.generate(prompt.ids, arguments.n_tokens, sampler, interrupted, decode_config)
-        text = stream(session.text(generation), out)
+        answer = print_answer(session.text(generation), out, start)
     parts = [str(generation.figures), generation.finish_text, session.backend]
     if passes := _passes(generation):
         parts.insert(1, passes.summary(len(generation.token_ids)))
     report.note(" | ".join(parts))
-    return session, generation, text
+    if answer.thinking and not answer.text:
+        report.note(ONLY_THINKING)
+    return session, generation, answer
 
 
 def _exit_code(generation: Request) -> int:
@@ -158,13 +173,14 @@ def _passes(request: Request) -> PassCounts | None:
     return request.pass_counts if request.pass_counts.drafted or request.pass_counts.blocks else None
 
 
-def _to_json(session: Session, generation: Request, text: str) -> dict[str, object]:
+def _to_json(session: Session, generation: Request, answer: AnswerPart) -> dict[str, object]:
     """What --json prints. Times are in seconds. tokens_per_s is null without a second token, passes is null
     if each token took one."""
     figures, reason = generation.figures, generation.finish_reason
     passes = _passes(generation)
     return {
-        "text": text,
+        "text": answer.text,
+        "thinking": answer.thinking,
         "token_ids": generation.token_ids,
         "prompt_token_ids": list(generation.prompt_ids),
         "finish_reason": reason.value if reason else None,
@@ -176,7 +192,7 @@ def _to_json(session: Session, generation: Request, text: str) -> dict[str, obje
 
 
 def _open_checkpoint(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
-    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
     return with_block_size(checkpoint, arguments.block_size, report.note)
 
 
@@ -264,7 +280,12 @@ def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -
     backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
     folder = arguments.cache_dir or folders.programs_folder()
     return RuntimeOptions(
-        arguments.seq_len, backend, folder, variants=arguments.variants, decode=arguments.decode
+        arguments.seq_len,
+        backend,
+        folder,
+        variants=arguments.variants,
+        decode=arguments.decode,
+        weights=getattr(arguments, "weights", "auto"),  # which not every command has
     )
 
 

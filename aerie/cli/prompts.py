@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from aerie.cli.checkpoints import BUILT_IN_MODELS
 from aerie.cli.package_models import PACKAGE_MODELS
@@ -20,6 +21,8 @@ from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.tokenizer import Tokenizer, check_text, note_missing_template
 
 STANDARD_INPUT = "-"
+ENABLE_THINKING = "enable_thinking"
+"""The variable of chat templates that turns thinking on and off."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ def tokenize_prompt(
         raise UsageError("--system needs the chat template, which --raw leaves out; give one of the two")
     if arguments.raw and arguments.template_arg:
         raise UsageError(
-            "--template-arg is for the chat template, which --raw leaves out; give one of the two"
+            "--template-arg is for the chat template, which --raw leaves out, and so are --think and "
+            "--no-think; give one of the two"
         )
     if arguments.control_tokens and not arguments.raw:
         raise UsageError("--control-tokens is for text without the chat template; give --raw too")
@@ -66,10 +70,22 @@ def _encode(
         note_missing_template(tokenizer, note)
         check_text(arguments.system or "", "the system message")
         tokenizer.template_arguments = dict(arguments.template_arg)
+        note_fixed_thinking(tokenizer, tokenizer.template_arguments, note)
         return tokenizer.encode_chat(Conversation(arguments.system).messages(text))
     if not arguments.control_tokens and (spelled := tokenizer.control_tokens_in(text)):
         note(f"note: {', '.join(spelled)} in the prompt is text; with --control-tokens it is what it names")
     return tokenizer.encode(text, control_tokens=arguments.control_tokens)
+
+
+def note_fixed_thinking(
+    tokenizer: Tokenizer, template_arguments: Mapping[str, Any], note: Callable[[str], None]
+) -> None:
+    """Note it if thinking is turned on or off, and the chat template has no such switch."""
+    if ENABLE_THINKING in template_arguments and not tokenizer.template_names(ENABLE_THINKING):
+        note(
+            f"note: this model's chat template has no {ENABLE_THINKING}, so that its thinking cannot be "
+            "turned on or off"
+        )
 
 
 def given_text(arguments: argparse.Namespace) -> str | None:

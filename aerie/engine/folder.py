@@ -51,6 +51,11 @@ OTHERS = (
         "this is the format of Meta or Mistral: fetch config.json and model*.safetensors of the same model",
     ),
     (
+        ("openvino*", "model_index.json", "genai_config.json"),
+        "this is a model of OpenVINO, Diffusers or ONNX Runtime, which is not read: fetch the safetensors or "
+        "a GGUF file of a model of text",
+    ),
+    (
         ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl"),
         "a pickle can run code and is never read: fetch the safetensors of the same model, or have "
         "transformers save it anew (save_pretrained)",

@@ -75,6 +75,11 @@ def check_generation(model: LoadedModel, prompt: Sequence[Token], max_tokens: in
     if max_tokens < 1:
         raise UserError(f"{max_tokens} tokens were asked for; ask for 1 or more")
     sampler.check_vocabulary(model.config.vocab_size)
+    if sampler.thinking and sampler.thinking.budget is not None and model.config.diffusion is not None:
+        raise UserError(
+            "a thinking budget needs an autoregressive model, and this model is one of block diffusion; "
+            "leave it out, or turn thinking off"
+        )
     if sampler.grammar and model.config.diffusion is not None:
         raise UserError(
             "structured output (a JSON schema, tool calls) needs an autoregressive model, and this model is "

@@ -82,7 +82,7 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig) -> None:
-        self._tokenizer, self._config = tokenizer, config
+        self.tokenizer, self._config = tokenizer, config
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._read, self._matchers = (
@@ -107,7 +107,7 @@ class GrammarCompiler:
     def special_tokens(self) -> Mapping[str, int]:
         """Tokens that are no text of a grammar, by name: special tokens, and tokens such as <name>."""
         is_whole = self.vocabulary.is_special_token
-        return {text: token for text, token in self._tokenizer.added_tokens().items() if is_whole(token)}
+        return {text: token for text, token in self.tokenizer.added_tokens().items() if is_whole(token)}
 
     @property
     def vocabulary(self) -> LLTokenizer:
@@ -118,13 +118,13 @@ class GrammarCompiler:
                 from llguidance import LLTokenizer
 
                 self._vocabulary = LLTokenizer(
-                    self._tokenizer.as_json(), n_vocab=self.vocab_size, eos_token=sorted(self.eos_ids)
+                    self.tokenizer.as_json(), n_vocab=self.vocab_size, eos_token=sorted(self.eos_ids)
                 )
             return self._vocabulary
 
     @cached_property
     def _process(self) -> GrammarProcess:
-        return GrammarProcess(self._tokenizer.as_json(), self.vocab_size, sorted(self.eos_ids))
+        return GrammarProcess(self.tokenizer.as_json(), self.vocab_size, sorted(self.eos_ids))
 
     def json(self, schema: Schema, hold: str = "meaning") -> Grammar:
         """JSON of this schema. hold: the enforcement, as grammar_process.GrammarSource. Raises GrammarError
@@ -291,6 +291,11 @@ class GrammarMatcher:
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
         return bits.view(np.bool_)
 
+    def accepts(self, token_ids: Sequence[int]) -> bool:
+        """Whether an answer may begin with these tokens. Raises UserError as token_mask for all else."""
+        ids = [int(token) for token in token_ids]
+        return self._consumed(ids) == len(ids)
+
     def _check(self, spent_s: float = 0.0) -> None:
         """Raises UserError if llguidance has stopped with an error, or the time limit is passed."""
         self._spent_s += spent_s
@@ -310,18 +315,22 @@ class GrammarMatcher:
     def _follow(self, token_ids: Sequence[int]) -> None:
         """Roll back tokens that the answer does not have, and consume the new ones."""
         ids = [int(token) for token in token_ids]
+        consumed = self._consumed(ids)
+        if consumed < len(ids):
+            raise UserError(
+                f"token {ids[consumed]}, number {consumed + 1} of the answer, does not match the "
+                "grammar; an answer that started without a grammar cannot continue with one"
+            )
+
+    def _consumed(self, ids: list[int]) -> int:
+        """How many of these tokens, from the first on, match the grammar; its state is after them then."""
         same = _same(self._taken, ids)
         if same < len(self._taken):
             self._matcher.rollback(len(self._taken) - same)
-        new = ids[same:]
-        consumed = self._matcher.try_consume_tokens(new)
+        consumed = int(self._matcher.try_consume_tokens(ids[same:]))
         self._taken = ids[: same + consumed]
         self._check()
-        if consumed < len(new):
-            raise UserError(
-                f"token {new[consumed]}, number {same + consumed + 1} of the answer, does not match the "
-                "grammar; an answer that started without a grammar cannot continue with one"
-            )
+        return same + consumed
 
 
 def _same(one: Sequence[int], other: Sequence[int]) -> int:

@@ -99,8 +99,9 @@ class EventKind(enum.Enum):
 @dataclass(frozen=True)
 class Event:
     """text: new text; empty unless `kind` is CONTINUE, and for a part of the prompt. token_ids: tokens
-    generated since the event before."""
+    generated since the event before. thinking: new thinking, before the text."""
 
     kind: EventKind
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    thinking: str = ""

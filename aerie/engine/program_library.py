@@ -49,7 +49,8 @@ class RuntimeOptions:
     decode path. context_end: the policy at the end of the largest context (`context_end.py`). devices:
     devices of this process that share the model, by their index in pyxrt, the backend's first; () means the
     backend's only. group: this process among several that share the model, each with one device. kv_pool:
-    positions of the page pool; None means as many as memory suggests.
+    positions of the page pool; None means as many as memory suggests. weights: what weights are on the
+    device, one of quantised.KINDS.
     """
 
     seq_len: int | None
@@ -63,6 +64,7 @@ class RuntimeOptions:
     devices: tuple[int, ...] = ()
     group: Communicator = field(default_factory=SingleRank)
     kv_pool: int | None = None
+    weights: str = "auto"
 
     @property
     def world_size(self) -> int:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 
+from aerie.common.errors import UserError
 from aerie.engine.errors import WeightsError
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.quantisers import quantise_q4_1, quantise_q8_0
-from aerie.engine.tensors import RowReader, Tensor, read_in_chunks, round_into
+from aerie.engine.tensors import DTYPES, RowReader, Tensor, read_in_chunks, round_into
 from aerie.kernel_builder.weight_blocks import BLOCK_ROWS, GROUP, Q4, Q8, Bytes, GroupedWeights, WeightBlock
 
 KINDS = ("auto", "bf16", "q8", "q4")
@@ -27,10 +28,17 @@ KINDS = ("auto", "bf16", "q8", "q4")
 AUTO_KEEPS_QUANTISED = False
 """Whether `auto` leaves quantised weights quantised on the device, else they become bf16."""
 
+
 CHUNK_BYTES = 1 << 20
 """Of float32 values that a thread computes at a time."""
 MOST_THREADS = 8
 """Threads that compute the values of a tensor, which takes far longer than to read them."""
+
+
+def check_kind(kind: str) -> None:
+    """Raises UserError for what is none of KINDS."""
+    if kind not in KINDS:
+        raise UserError(f"weights is {kind!r}; give one of {', '.join(KINDS)}")
 
 
 class ValueSource(Protocol):
@@ -40,8 +48,15 @@ class ValueSource(Protocol):
     def unit(self) -> int:
         """Rows that are best read together."""
 
+    @property
+    def value_bits(self) -> float:
+        """Bits of the file for each value, with what it is scaled with."""
+
     def values(self, first: int, rows: int) -> F32Array:
         """The values of some of its rows, exact, float32 (rows, columns). Raises WeightsError."""
+
+    def check_scales(self) -> None:
+        """Raises WeightsError if what the values are scaled with in the file is not finite."""
 
 
 class GroupSource(ValueSource, Protocol):
@@ -52,6 +67,20 @@ class GroupSource(ValueSource, Protocol):
 
     def groups(self, first: int, rows: int) -> GroupedWeights:
         """Some of its rows, (rows, columns). Raises WeightsError."""
+
+
+class PackedBlocks(Protocol):
+    """A matrix in blocks that was packed before."""
+
+    @property
+    def mapped(self) -> Bytes:
+        """The blocks, uint8 (block rows, block columns, bytes), read-only."""
+
+    def read_into(self, out: Bytes) -> None:
+        """Fill `out`, of this shape. Raises WeightsError."""
+
+    def part(self, begin: int, end: int) -> PackedBlocks:
+        """Those of some block rows."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +111,20 @@ class ComputedTensor(Tensor):
     def opened(self) -> RowReader:
         return _RowsOf(self)
 
+    @property
+    def stored_bytes(self) -> int:
+        assert self.source is not None
+        return round(self.source.value_bits * math.prod(self.shape) / 8)
+
     def exact(self, first: int, rows: int) -> F32Array:
         """The values of some rows as the file has them, without any rounding."""
         assert self.source is not None
         values = self.source.values(self.row + first, rows).reshape(rows, -1)
         return values[:, self.column : self.column + math.prod(self.shape[1:])].reshape(rows, *self.shape[1:])
+
+    def check_scales(self) -> None:
+        assert self.source is not None
+        self.source.check_scales()
 
     def _read(self, out: BF16Array, first: int, piece: slice) -> None:
         values = self.exact(first + piece.start, piece.stop - piece.start)
@@ -102,9 +140,11 @@ class ComputedTensor(Tensor):
 
 @dataclass(frozen=True)
 class QuantisedTensor(ComputedTensor):
-    """A matrix in groups. Read as bf16 it is the weights that its blocks stand for."""
+    """A matrix in groups. Read as bf16 it is the weights that its blocks stand for. blocks: what it is when
+    it is packed, if that was done before."""
 
     source: GroupSource | None = None
+    blocks: PackedBlocks | None = field(default=None, compare=False)
 
     @property
     def block(self) -> WeightBlock:
@@ -116,14 +156,24 @@ class QuantisedTensor(ComputedTensor):
     def kind(self) -> str:
         return self.block.name
 
+    @property
+    def device_bytes(self) -> int:
+        return math.prod(self.block.shape(*self.shape))
+
     def dequantised(self) -> ComputedTensor:
         """The same tensor as bf16 on the device: the values of the file, rounded."""
         about = {name: getattr(self, name) for name in ComputedTensor.__dataclass_fields__}
         return ComputedTensor(**about)
 
+    def part(self, first: int, rows: int) -> QuantisedTensor:
+        is_whole = first % BLOCK_ROWS == 0 and (rows % BLOCK_ROWS == 0 or first + rows == self.shape[0])
+        begin, end = first // BLOCK_ROWS, -(-(first + rows) // BLOCK_ROWS)
+        blocks = self.blocks.part(begin, end) if self.blocks and is_whole else None
+        return replace(self, shape=(rows, *self.shape[1:]), row=self.row + first, blocks=blocks)
+
     def columns(self, first: int, count: int) -> ComputedTensor:
         """`count` of its columns from `first` on: quantised where they begin with a group, else bf16."""
-        part = super().columns(first, count)
+        part = replace(self, shape=(self.shape[0], count), column=self.column + first, blocks=None)
         if part.column % GROUP == 0:
             return part
         about = {name: getattr(self, name) for name in Tensor.__dataclass_fields__}
@@ -147,13 +197,19 @@ class QuantisedTensor(ComputedTensor):
         return self.read()
 
     def packed(self) -> Bytes:
-        """All of it in blocks, uint8 `block.shape(rows, columns)`."""
+        """All of it in blocks, uint8 `block.shape(rows, columns)`, to be read only."""
+        if self.blocks is not None:
+            return self.blocks.mapped
         out = np.empty(self.block.shape(*self.shape), np.uint8)
         self.pack_into(out)
         return out
 
     def pack_into(self, out: Bytes) -> None:
         """Fill `out`, uint8 `block.shape(rows, columns)`, with all of it in blocks. Raises WeightsError."""
+
+        if self.blocks is not None:
+            self.blocks.read_into(out)
+            return
 
         def pack(piece: slice) -> None:
             blocks = out[piece.start // BLOCK_ROWS : -(-piece.stop // BLOCK_ROWS)]
@@ -192,6 +248,10 @@ class QuantisedOnReading:
     quantise: Callable[[F32Array], GroupedWeights]
     unit: int = 1
 
+    @property
+    def value_bits(self) -> float:
+        return 8 * DTYPES[self.tensor.dtype].itemsize
+
     def values(self, first: int, rows: int) -> F32Array:
         out = np.empty((rows, *self.tensor.shape[1:]), bf16)
         if rows == 1:
@@ -202,6 +262,9 @@ class QuantisedOnReading:
 
     def groups(self, first: int, rows: int) -> GroupedWeights:
         return self.quantise(self.values(first, rows))
+
+    def check_scales(self) -> None:
+        """There are none in the file; those that are made are checked when they are."""
 
 
 QUANTISERS = {"q8": (Q8, quantise_q8_0), "q4": (Q4, quantise_q4_1)}
@@ -215,7 +278,8 @@ def as_kind(tensor: Tensor, kind: str) -> Tensor:
     if isinstance(tensor, QuantisedTensor):
         keeps = AUTO_KEEPS_QUANTISED if kind == "auto" else kind != "bf16"
         return tensor if keeps else tensor.dequantised()
-    return quantised(tensor, kind) if kind in QUANTISERS and len(tensor.shape) == 2 else tensor
+    is_plain = tensor.dtype in DTYPES and len(tensor.shape) == 2
+    return quantised(tensor, kind) if kind in QUANTISERS and is_plain else tensor
 
 
 def quantised(tensor: Tensor, kind: str) -> QuantisedTensor:
@@ -232,8 +296,16 @@ class _Dequantised:
     tensor: QuantisedTensor
     unit: int = 1
 
+    @property
+    def value_bits(self) -> float:
+        assert self.tensor.source is not None
+        return self.tensor.source.value_bits
+
     def values(self, first: int, rows: int) -> F32Array:
         return widen(self.tensor.groups(first, rows).to_bf16())
+
+    def check_scales(self) -> None:
+        self.tensor.check_scales()
 
 
 @dataclass(frozen=True)

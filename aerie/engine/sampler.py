@@ -20,8 +20,8 @@ times its count and presence once are subtracted from its logit. The prompt does
 
 7. min-p: tokens whose probability is less than this fraction of the highest are dropped.
 
-With structured output (grammar.py), tokens that the grammar does not allow are dropped after the penalties,
-and so before everything else.
+With structured output (grammar.py) or a budget for thinking (thinking_plan.py), tokens that are not allowed
+are dropped after the penalties, and so before everything else.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from aerie.engine.errors import NotFiniteError
 from aerie.engine.grammar import Grammar, GrammarMatcher
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.sampling_filters import F64Array, Ranks, SamplingFilters, apply_filters, sample_index
+from aerie.engine.thinking_plan import ThinkingMatcher, ThinkingPlan
 
 INFINITY_BITS, NEGATIVE = 0x7F80, 0x8000
 """The bits of +infinity and of the sign, in bf16."""
@@ -76,8 +77,8 @@ class Sampler:
     temperature: 0 is greedy; a higher one is more random. top_k: 0 means all tokens. top_p: 1 means all
     tokens. seed: the same seed gives the same tokens; None means a random seed. min_p: 0 means all tokens.
     repetition_penalty: 1 means none. presence_penalty, frequency_penalty: 0 means none. logit_bias: by token
-    id. grammar: a compiled grammar of the same model; None means any text. Raises UserError for a value out
-    of range.
+    id. grammar: a compiled grammar of the same model; None means any text. thinking: the budget of a model
+    that thinks first, and where its grammar begins. Raises UserError for a value out of range.
 
     Its only state between tokens is the random generator (`state`, `restore`): each call gets the tokens so
     far, also for the grammar.
@@ -93,15 +94,20 @@ class Sampler:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None
+    thinking: ThinkingPlan | None = None
     _random: np.random.Generator = field(init=False, repr=False, compare=False)
     _excluded: int | None = field(init=False, repr=False, default=None)
-    _matcher: GrammarMatcher | None = field(init=False, repr=False, compare=False, default=None)
+    _matcher: GrammarMatcher | ThinkingMatcher | None = field(
+        init=False, repr=False, compare=False, default=None
+    )
 
     def __post_init__(self) -> None:
         if wrong := next(self._out_of_range(), None):
             raise UserError(wrong)
         object.__setattr__(self, "_random", np.random.default_rng(self.seed))
-        if self.grammar:
+        if self.thinking:
+            object.__setattr__(self, "_matcher", self.thinking.matcher(self.grammar))
+        elif self.grammar:
             object.__setattr__(self, "_matcher", self.grammar.start())
 
     def _out_of_range(self) -> Iterator[str]:
@@ -255,8 +261,8 @@ class Sampler:
         scores = scores.copy()
         if self.changes_logits:
             self._penalise(scores, prompt_ids, token_ids)
-        if self._matcher is not None:
-            scores[~self._matcher.token_mask(token_ids)] = -np.inf
+        if self._matcher is not None and (mask := self._matcher.token_mask(token_ids)) is not None:
+            scores[~mask] = -np.inf
         if self._excluded is not None:
             scores[self._excluded] = -np.inf
         return scores

@@ -29,8 +29,9 @@ from aerie.engine.grammar import GrammarCompiler
 from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PagePool
 from aerie.engine.requests import AnswerState
 from aerie.engine.sampler import Sampler
+from aerie.engine.thinking_plan import ThinkingPlan
 
-FORMAT, ANSWER, GRAMMAR = "aerie sequence 2", "answer", "grammar"
+FORMAT, ANSWER, GRAMMAR, THINKING = "aerie sequence 2", "answer", "grammar", "thinking"
 TOKENS, CHECKSUM, COUNTS = "token_ids", "sha256", ("in_blocks", "dropped")
 
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
@@ -106,7 +107,7 @@ def cached_sequence(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
 def _answer_json(answer: AnswerState) -> dict[str, Any]:
     """The answer as JSON."""
     bias = {str(token): value for token, value in answer.sampler.logit_bias.items()}
-    grammar = answer.sampler.grammar
+    grammar, thinking = answer.sampler.grammar, answer.sampler.thinking
     return {
         "prompt": [int(token) for token in ids_only(answer.prompt)],
         "tokens": [*answer.token_ids],
@@ -114,6 +115,7 @@ def _answer_json(answer: AnswerState) -> dict[str, Any]:
             **answer.sampler.settings,
             "logit_bias": bias,
             GRAMMAR: grammar.text if grammar else None,
+            THINKING: thinking.to_json() if thinking else None,
         },
         "state": answer.sampler.state(),
     }
@@ -123,8 +125,10 @@ def _parse_answer(answer: Mapping[str, Any], grammars: GrammarCompiler) -> Answe
     """The answer from `_answer_json`."""
     settings = answer["settings"]
     grammar = grammars.recompile(settings[GRAMMAR]) if settings.get(GRAMMAR) else None
+    plan = settings.get(THINKING)
+    thinking = ThinkingPlan.from_json(plan, grammars.tokenizer, grammars.vocab_size) if plan else None
     bias = {int(token): value for token, value in settings["logit_bias"].items()}
-    sampler = Sampler(**{**settings, "logit_bias": bias, GRAMMAR: grammar})
+    sampler = Sampler(**{**settings, "logit_bias": bias, GRAMMAR: grammar, THINKING: thinking})
     sampler.restore(answer["state"])
     prompt, tokens = ([operator.index(token) for token in answer[name]] for name in ("prompt", "tokens"))
     return AnswerState(prompt, tokens, sampler)

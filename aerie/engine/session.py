@@ -40,6 +40,7 @@ from aerie.engine.model import (
     split_over_devices,
     with_decode_path,
 )
+from aerie.engine.packed_weights import packed_folder, prepare_weights
 from aerie.engine.page_pool import PAGE_SIZE, PAGES_PER_SWAP_PAGE, KVCache, pages_for
 from aerie.engine.program_library import (
     ProgramLibrary,
@@ -371,9 +372,10 @@ class Session:
         return self.model
 
     def text(self, answer: Request, tokens: Iterable[int | None] | None = None) -> Generator[str, None, None]:
-        """The text of an answer as it is generated, without the end token. tokens: the answer's, if the
-        caller iterates them elsewhere."""
-        yield from filter(None, self._detokenize(answer.prompt_ids, answer if tokens is None else tokens))
+        """The text of an answer as it is generated, without the end token, with the tags of its thinking.
+        tokens: the answer's, if the caller iterates them elsewhere."""
+        tokens = answer if tokens is None else tokens
+        yield from filter(None, self._detokenize(answer.prompt_ids, tokens, self.tokenizer.thinking_shown))
 
     def pieces(
         self, request: Request, stop: Collection[int] = (), shown: Collection[int] = ()
@@ -438,6 +440,10 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     config = checkpoint.config
     options.context_end_policy(config)  # which may refuse
     check_memory(config, options)
+    mark = Fingerprint(checkpoint.weights.files, options.cache_dir)
+    prepare_weights(
+        checkpoint.weights, checkpoint.folder.stem, packed_folder(options.cache_dir), mark, report
+    )
     with checkpoint.weights.reading_ahead():
         programs = compile_programs(config, options, report)
     devices = [programs, *compile_for_other_devices(config, options, programs)]
@@ -452,7 +458,6 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
 
     fallback = partial(fall_back, options.fallback) if options.fallback else None
     bar = partial(report.bar, "reading the prompt")
-    mark = Fingerprint(checkpoint.weights.files, options.cache_dir)
     note = report.note
     session = Session(
         model,

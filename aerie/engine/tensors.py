@@ -112,6 +112,16 @@ class Tensor:
         return "bf16"
 
     @property
+    def stored_bytes(self) -> int:
+        """Bytes that it takes in its file."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that it takes on the device."""
+        return math.prod(self.shape) * bf16.itemsize
+
+    @property
     def row_bytes(self) -> int:
         """Bytes from row to row of the file, of one element where it is a vector."""
         return self.pitch * self.itemsize
@@ -151,6 +161,9 @@ class Tensor:
             else:
                 read, length, width = file.read_rows, len(out), self.row_bytes
             read_in_chunks(partial(read, out), length, width, CHUNK_BYTES)
+
+    def check_scales(self) -> None:
+        """Raises WeightsError if a scale of quantised weights is not a finite number. Reads all scales."""
 
     def opened(self) -> RowReader:
         """Its file, to read single rows of it. Raises WeightsError."""

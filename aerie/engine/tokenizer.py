@@ -14,12 +14,15 @@ from aerie.engine.errors import CheckpointError, PromptError
 from aerie.engine.folder import check_tokenizer_files
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
 from aerie.engine.gguf.tokenizer import tokenizer_from_metadata
+from aerie.engine.thinking import ThinkingStart, ThinkingTags, find_tags, thinking_start, with_history_names
 from aerie.engine.token_length_bound import TextTooLongError, max_token_bytes
 from aerie.engine.tokenizer_files import read_tokenizer
 from aerie.engine.tool_calls import Message, ToolCallFormat, Tools, detect_format, prepare_messages
 
 LONGEST_REASON = 200
 """Characters of what a library says is wrong with a tokenizer; some quote the file."""
+PROMPT_END = 16
+"""Tokens at the end of a prompt in which a tag of thinking is looked for, whatever it is made of."""
 NEEDS_CODE = "trust_remote_code"
 """What transformers says of a tokenizer that is code of its checkpoint."""
 
@@ -53,6 +56,11 @@ class Tokenizer:
         return self._template.text if self._template else None
 
     @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of the tokens that the chat template knows by name, such as bos_token; empty without one."""
+        return self._template.special_tokens if self._template else {}
+
+    @property
     def template_arguments(self) -> Mapping[str, Any]:
         return self._template_arguments
 
@@ -75,6 +83,65 @@ class Tokenizer:
     def tool_call_format(self) -> ToolCallFormat:
         """How the model writes calls of tools."""
         return detect_format(self._template.templates if self._template else None)
+
+    @cached_property
+    def thinking_tags(self) -> ThinkingTags | None:
+        """The tags around the model's thinking; None if it has none."""
+        return find_tags(self._templates, self.added_tokens())
+
+    def template_names(self, variable: str) -> bool:
+        """Whether the chat template has this variable."""
+        return any(variable in template for template in self._templates)
+
+    @property
+    def _templates(self) -> Collection[str]:
+        return self._template.templates.values() if self._template else ()
+
+    def thinking_start(self, prompt_ids: Sequence[int], continued: str | None = None) -> ThinkingStart | None:
+        """How the answer to a prompt of the chat template begins; None if the model does not think.
+        continued: the message that the answer continues."""
+        if self.thinking_tags is None:
+            return None
+        end = self._detokenizer.text_of(prompt_ids[-PROMPT_END:])
+        return thinking_start(self.thinking_tags, end, continued, self.thinking_shown)
+
+    @cached_property
+    def thinking_shown(self) -> frozenset[int]:
+        """The tags of thinking that are special tokens, which a text leaves out unless they are shown."""
+        tags = self.thinking_tags or ()
+        return frozenset(number for number, text in self._detokenizer.special.items() if text in tags)
+
+    def thinking_tokens(self, start: ThinkingStart | None, token_ids: Sequence[int]) -> int:
+        """How many tokens of an answer are thinking, tags included."""
+        if start is None:
+            return 0
+        splitter, stream = start.splitter(), self.incremental_detokenizer((), start.shown)
+        for token in token_ids:
+            splitter.feed(stream.feed(token))
+        return splitter.thinking_tokens
+
+    def tag_ids(self, tag: str) -> list[int]:
+        """The tokens of a tag: one, if it is declared."""
+        declared = self.added_tokens().get(tag)
+        return self.encode(tag, special=False) if declared is None else [declared]
+
+    def tokens_beyond(self, text: str, vocab_size: int) -> list[int]:
+        """The tokens that begin with this text and go on with more than blanks."""
+        return [
+            number
+            for number, each in enumerate(self._vocabulary_texts[:vocab_size])
+            if each.startswith(text) and each[len(text) :].strip()
+        ]
+
+    @cached_property
+    def _vocabulary_texts(self) -> list[str]:
+        """The text of each token by itself; of bytes that are no characters, nothing."""
+        count = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        own = (self._detokenizer.own_bytes(number) for number in range(count))
+        return [
+            self._detokenizer.text_of([number]) if data is None else data.decode(errors="ignore")
+            for number, data in enumerate(own)
+        ]
 
     def added_tokens(self) -> dict[str, int]:
         """The tokens beside the vocabulary that text is cut into, special ones among them, with their ids."""
@@ -181,7 +248,8 @@ class Tokenizer:
                 "an answer can go on with a text of the assistant, and the last message is none; end with "
                 "one, or leave out continue_final_message"
             )
-        return *prepare_messages(messages, tools, self.tool_call_format), {
+        named = [with_history_names(message, self._templates) for message in messages]
+        return *prepare_messages(named, tools, self.tool_call_format), {
             **self._template_arguments,
             **(arguments or {}),
         }

@@ -17,6 +17,7 @@ from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
 from aerie.engine.folder import SINGLE_FILE
 from aerie.engine.model_family import ModelFamily
+from aerie.engine.quantised_files.settings import read_settings
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,6 @@ OTHER_ARCHITECTURES = (
 )
 """Reasons, by what stands in the names of models, which are compared in lower case and without `_`."""
 
-QUANTISATION_ENTRIES = ("quantization_config", "quantization", "compression_config")
-"""Where transformers, MLX and compressed-tensors say how the weights were quantised."""
-
-OF_NAME = {"quantization": "MLX", "compression_config": "compressed-tensors"}
-"""Who quantised, where the entry alone says it."""
-
 WINDOW_ENTRIES = ("full_attention", "sliding_attention")
 
 
@@ -147,7 +142,7 @@ def check_supported(config: ConfigReader) -> ModelFamily:
     for fact in (*_facts_of(family), *REQUIRED_ENTRIES):
         fact.check(config)
     _check_layers(config)
-    _check_unquantised(config)
+    read_settings(config)
     return family
 
 
@@ -234,17 +229,3 @@ def _check_layers(config: ConfigReader) -> None:
             f"{config.path}: no_rope_layers is {short(turned)}; only models with RoPE in every layer are "
             "supported"
         )
-
-
-def _check_unquantised(config: ConfigReader) -> None:
-    name = next((name for name in QUANTISATION_ENTRIES if config.get(name) is not None), None)
-    if name is None:
-        return
-    given = config.get(name)
-    method = given.get("quant_method") if isinstance(given, dict) else None
-    method = method or OF_NAME.get(name)
-    how = f"quantised with {method}" if method else "quantised"
-    raise ConfigError(
-        f"{config.path}: the checkpoint is {how} ({name}); only unquantised checkpoints are "
-        "supported, in BF16, F16 or F32: fetch that one, or a GGUF file of the same model"
-    )

@@ -11,19 +11,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from aerie.engine.config_file import CONFIG
-from aerie.engine.errors import WeightsError
+from aerie.engine.config_reader import ConfigReader
+from aerie.engine.errors import ConfigError, WeightsError
 from aerie.engine.folder import INDEX_FILE, SINGLE_FILE, check_file, other_formats, read_object
 from aerie.engine.gguf.architectures import ARCHITECTURES, Architecture
 from aerie.engine.gguf.model_config import config_entries
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
-from aerie.engine.gguf.named_tensors import name_in_file, named_tensors, size_note
+from aerie.engine.gguf.named_tensors import name_in_file, named_tensors
+from aerie.engine.quantised_files.assembly import assembled
+from aerie.engine.quantised_files.settings import read_settings
 from aerie.engine.tensors import Tensor
 
 LARGEST_INDEX = 64 << 20
@@ -35,13 +38,14 @@ LARGEST_HEADER = 16 << 20
 class WeightFiles:
     """What a checkpoint holds: tensors by transformers' names. notes: which files count, where that might be
     doubted. config: what says which shapes they must have. may_be_transposed: whether matrices may lie (in,
-    out)."""
+    out). is_quantised: whether they may be quantised, so that their sizes are told."""
 
     folder: Path
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
     config: str = CONFIG
     may_be_transposed: bool = True
+    is_quantised: bool = False
 
     @property
     def mismatch(self) -> str:
@@ -80,9 +84,8 @@ class GGUFWeightFiles(WeightFiles):
     def of(model: GGUFModel) -> GGUFWeightFiles:
         """Raises CheckpointError."""
         tensors = named_tensors(model, config_entries(model))
-        about = (size_note(model),)
         return GGUFWeightFiles(
-            model.path, tensors, about, "the metadata", False, ARCHITECTURES[model.architecture]
+            model.path, tensors, (), "the metadata", False, True, ARCHITECTURES[model.architecture]
         )
 
     @property
@@ -99,7 +102,7 @@ class GGUFWeightFiles(WeightFiles):
 def _folder_files(folder: Path) -> WeightFiles:
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.exists() or not index.exists():
-        return WeightFiles(folder, tensors_in(single), _notes_of(single, index))
+        return _as_quantised(WeightFiles(folder, tensors_in(single), _notes_of(single, index)))
     found: dict[str, Tensor] = {}
     for name in sorted(set(_read_index(index).values())):
         for tensor in tensors_in(folder / name).values():
@@ -109,7 +112,18 @@ def _folder_files(folder: Path) -> WeightFiles:
                     "them the model has is not known; fetch the checkpoint again"
                 )
             found[tensor.name] = tensor
-    return WeightFiles(folder, found)
+    return _as_quantised(WeightFiles(folder, found))
+
+
+def _as_quantised(files: WeightFiles) -> WeightFiles:
+    """The same, with one tensor for each quantised matrix, if config.json says that there are any."""
+    path = files.folder / CONFIG
+    settings = read_settings(ConfigReader(path, read_object(path, ConfigError))) if path.exists() else None
+    if settings is None:
+        return files
+    return replace(
+        files, tensors=assembled(files.tensors, settings), may_be_transposed=False, is_quantised=True
+    )
 
 
 def _notes_of(single: Path, index: Path) -> tuple[str, ...]:

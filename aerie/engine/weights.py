@@ -9,7 +9,8 @@ without its head has no `model.` before its names.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,12 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.errors import WeightsError
 from aerie.engine.model_family import FUSED
-from aerie.engine.quantised import as_kind
+from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
 from aerie.engine.weight_files import WeightFiles, find_tensors
 from aerie.kernel_builder.weight_blocks import BF16
 from aerie.multi_launch_builder.weight_kinds import WeightKinds
+from aerie.runtime.memory import format_bytes, format_file_bytes
 
 MODEL_PARTS = ("model.", "lm_head.")
 """What the tensors of the model itself begin with; others, such as a value head's, are for training."""
@@ -90,9 +92,9 @@ class Weights:
         kind: what they are on the device, one of quantised.KINDS. As llama.cpp does it (llama-quant.cpp), the
         LM head is q8 where other matrices are quantised to q4, also if it is the embeddings.
         """
-        self.rounding, self._config = Rounding(), config
+        self.rounding, self._config, self.kind = Rounding(), config, kind
         files, expected = find_tensors(folder), expected_shapes(config)
-        self.notes, found = files.notes, _as_named(files.tensors)
+        found = _as_named(files.tensors)
         if LM_HEAD in found:  # counts though config.json ties it, as it does for transformers
             expected[LM_HEAD] = (config.vocab_size, config.hidden_size)
         fused = dict(_fused(found, config))
@@ -110,6 +112,8 @@ class Weights:
             )
             for name in expected
         }
+        sized = files.is_quantised or self.quantised
+        self.notes = (*files.notes, _size_note(folder, self._tensors.values())) if sized else files.notes
 
     def layer(self, layer: int) -> dict[str, Tensor]:
         """The tensors of block `layer`, by the names of the programs' arguments."""
@@ -140,6 +144,25 @@ class Weights:
         """Output projection, (vocab_size, hidden_size): the embeddings where the files have no other."""
         return self._tensors.get(LM_HEAD, self._tensors[EMBED])
 
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, by transformers' names."""
+        yield from self._tensors.items()
+
+    @property
+    def quantised(self) -> dict[str, QuantisedTensor]:
+        """The tensors that are quantised on the device, by transformers' names."""
+        return {name: each for name, each in self._tensors.items() if isinstance(each, QuantisedTensor)}
+
+    def use_packed(self, blocks: Mapping[str, PackedBlocks]) -> None:
+        """From now on read the blocks of these tensors where they were packed before."""
+        for name, tensor in self.quantised.items():
+            self._tensors[name] = replace(tensor, blocks=blocks[name])
+
+    def check_scales(self) -> None:
+        """Raises WeightsError if a scale of quantised weights is not a finite number. Reads all scales."""
+        for tensor in self._tensors.values():
+            tensor.check_scales()
+
     @property
     def files(self) -> list[Path]:
         """Those that hold its tensors."""
@@ -148,6 +171,23 @@ class Weights:
     def reading_ahead(self) -> AbstractContextManager[None]:
         """While this is open, the files come from the disk into the system's cache."""
         return reading_ahead(self.files)
+
+
+def _size_note(folder: Path, tensors: Iterable[Tensor]) -> str:
+    """How large the weights are in the files and on the device, by their types, the largest first."""
+    stored, kept = Counter[str](), Counter[str]()
+    for tensor in tensors:
+        stored[tensor.dtype] += tensor.stored_bytes
+        kept[tensor.kind] += tensor.device_bytes
+    types = " and ".join(name for name, _ in stored.most_common())
+    memory = f"{format_bytes(kept.total())} of memory as bf16, which is computed with"
+    if len(kept) > 1:
+        parts = (f"{kind} {format_file_bytes(nbytes)}" for kind, nbytes in kept.most_common())
+        memory = f"{format_file_bytes(kept.total())} on the device ({', '.join(parts)})"
+    return (
+        f"note: the tensors of {folder.name} take {format_file_bytes(stored.total())} in the file ({types}), "
+        f"and {memory}"
+    )
 
 
 def _as_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +13,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from aerie.engine.call_reader import ToolCall, ToolCallDelta
 from aerie.engine.tool_calls import Tool, Tools, with_choice
-from aerie.serve.chat_fields import ChatInput, add_reasoning_effort, tool_field_path
+from aerie.serve.chat_fields import ChatInput, ThinkingSettings, add_reasoning_effort, tool_field_path
 from aerie.serve.common_fields import (
     MAX_STOPS,
     ClientMessagePart,
@@ -71,8 +73,8 @@ ResultBlock = Annotated[
 
 
 class ThinkingBlock(ClientMessagePart):
-    """Reasoning of an earlier answer, passed to the template, which mostly drops it. data: of
-    redacted_thinking, which cannot be read."""
+    """Thinking of an earlier answer, passed to the template, which mostly drops it. signature: not looked at,
+    whoever made it. data: of redacted_thinking, which cannot be read."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: Text = ""
@@ -209,13 +211,15 @@ AnyTool = Annotated[
 
 
 class Thinking(RequestFields):
-    """Whether the model should reason. With adaptive and between_tools it is left to the chat template."""
+    """Whether the model should think. With adaptive and between_tools it is left to the chat template.
+    budget_tokens: after so many tokens of thinking the answer begins. display: with "omitted" the text of
+    thinking blocks is left out."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
     display: str | None = None
     block_binding: Any = None
-    ignored: ClassVar[frozenset[str]] = frozenset(("budget_tokens", "display", "block_binding"))
+    ignored: ClassVar[frozenset[str]] = frozenset(("block_binding",))
 
 
 class OutputFormat(RequestFields):
@@ -341,6 +345,15 @@ class MessagesRequest(CountTokensRequest):
     }
 
     @property
+    def thinking_settings(self) -> ThinkingSettings:
+        return ThinkingSettings(self.thinking.budget_tokens if self.thinking else None)
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether thinking blocks have their text."""
+        return self.thinking is None or self.thinking.display != "omitted"
+
+    @property
     def sampling_fields(self) -> SamplingFields:
         fields = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
         return SamplingFields(**fields, stop=self.stop_sequences)
@@ -363,18 +376,29 @@ def _stop_fields(finish: FinishInfo) -> dict[str, str | None]:
     return {"stop_reason": reason, "stop_sequence": stop}
 
 
-class MessagesWriter:
-    """Writes messages: a text block, unless there are only calls, and a block for each call. prompt: its
-    length in tokens, which the first event of a stream contains."""
+def signature(thinking: str) -> str:
+    """The signature of a thinking block, by which clients know it as complete: a hash of its text. Blocks
+    that are sent back are taken with any signature."""
+    return base64.b64encode(hashlib.sha256(thinking.encode()).digest()).decode()
 
-    def __init__(self, model: str, prompt: int) -> None:
+
+class MessagesWriter:
+    """Writes messages: a thinking block if the model thought, a text block, unless there are only calls, and
+    a block for each call. prompt: its length in tokens, which the first event of a stream contains.
+    shows_thinking: whether thinking blocks have their text."""
+
+    def __init__(self, model: str, prompt: int, shows_thinking: bool = True) -> None:
         self._header = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
         self._prompt_tokens, self._has_started, self._blocks = prompt, False, 0
+        self._shows_thinking, self._thinking, self._has_text = shows_thinking, "", False
+        self._has_calls = False
 
     def write_whole(self, outputs: Sequence[CompletedOutput]) -> dict[str, Any]:
         (output,) = outputs
         assert output.finish is not None
-        content = [{"type": "text", "text": output.text}] if output.text or not output.tool_calls else []
+        content = [self._thinking_block(output.thinking)] if output.thinking else []
+        if output.text or not output.tool_calls:
+            content.append({"type": "text", "text": output.text})
         content += filter(None, map(_tool_use_block, output.tool_calls))
         return {
             **self._header,
@@ -387,7 +411,10 @@ class MessagesWriter:
         if not self._has_started:
             self._has_started = True
             yield from self._start_events()
-        if delta.text or (delta.finish and not self._blocks and not delta.tool_calls):
+        if delta.thinking:
+            yield from self._thinking_events(delta.thinking)
+        is_empty = delta.finish and not (self._has_text or self._has_calls or delta.tool_calls)
+        if delta.text or is_empty:
             yield from self._text_events(delta.text)
         for call in delta.tool_calls:
             yield from self._call_events(call)
@@ -407,14 +434,29 @@ class MessagesWriter:
         }
         yield _event("message_start", message=message)
 
+    def _thinking_block(self, thinking: str) -> dict[str, Any]:
+        shown = thinking if self._shows_thinking else ""
+        return {"type": "thinking", "thinking": shown, "signature": signature(thinking)}
+
+    def _thinking_events(self, thinking: str) -> Iterator[bytes]:
+        if not self._blocks:
+            yield from self._open_block({"type": "thinking", "thinking": "", "signature": ""})
+        self._thinking += thinking
+        if self._shows_thinking:
+            yield self._delta({"type": "thinking_delta", "thinking": thinking})
+
     def _open_block(self, block: Mapping[str, Any]) -> Iterator[bytes]:
+        if self._thinking:
+            yield self._delta({"type": "signature_delta", "signature": signature(self._thinking)})
+            self._thinking = ""
         if self._blocks:
             yield _event("content_block_stop", index=self._blocks - 1)
         yield _event("content_block_start", index=self._blocks, content_block=block)
         self._blocks += 1
 
     def _text_events(self, text: str) -> Iterator[bytes]:
-        if not self._blocks:
+        if not self._has_text:
+            self._has_text = True
             yield from self._open_block({"type": "text", "text": ""})
         if text:
             yield self._delta({"type": "text_delta", "text": text})
@@ -422,6 +464,7 @@ class MessagesWriter:
     def _call_events(self, delta: ToolCallDelta) -> Iterator[bytes]:
         if delta.name is not None:
             block: dict[str, Any] = {"id": new_id("toolu_"), "name": delta.name, "input": {}}
+            self._has_calls = True
             yield from self._open_block({"type": "tool_use", **block})
         if delta.arguments:
             yield self._delta({"type": "input_json_delta", "partial_json": delta.arguments})

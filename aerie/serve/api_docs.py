@@ -19,6 +19,7 @@ from aerie.serve.errors import ApiError
 
 ADDRESSES: Final[Mapping[str, str]] = {
     "/": "The chat page.",
+    "/page/{name}": "Its scripts and its style.",
     "/docs": "A page with all addresses and fields, which fetches nothing from elsewhere.",
     "/openapi.json": "The same for programs, in the form of OpenAPI.",
     "/npu": "The page of the virtual NPU.",
@@ -28,7 +29,8 @@ ADDRESSES: Final[Mapping[str, str]] = {
     "/npu/request": "The last request: its forward passes, and which programs ran in each.",
     "/npu/request/moved/{name}": "What tiles and channels moved in all runs of one of its programs.",
     "/npu/request/trace": "Its forward passes as a trace, for Perfetto.",
-    "/health": "200 when the first model is loaded; 503 while it is loading, and while the server stops.",
+    "/health": "200 when the first model is loaded; 503 while it is loading, with its progress, and while "
+    "the server stops.",
     "/metrics": "Counts and times for Prometheus.",
     "/props": "The model's name, backend, context and chat template.",
     "/slots": "The slots: which are in use, by how many tokens.",

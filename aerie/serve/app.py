@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
+from aerie.engine.detokenizer import TokenText
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.anthropic import CountTokensRequest, MessagesRequest, MessagesWriter
 from aerie.serve.api_docs import add_docs_routes, add_rerank_refusal
@@ -37,6 +38,7 @@ from aerie.serve.model_middleware import LoadedService, ModelMiddleware, NamedSe
 from aerie.serve.models import ModelManager
 from aerie.serve.ollama import add_ollama_routes
 from aerie.serve.openai_format import ChatWriter, CompletionWriter, EchoedPrompt
+from aerie.serve.pages import add_pages
 from aerie.serve.preprocess import check_ids, encode_chat, max_countable_tokens, output_requests
 from aerie.serve.prompt_scoring import encode_prompts, pool_prompts, score_prompts
 from aerie.serve.request_body import BodyMiddleware, ParsedBodyRoute
@@ -84,6 +86,7 @@ def _app_with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     app = FastAPI(title="Aerie", lifespan=lifespan, strict_content_type=False, **NO_FASTAPI_PAGES)  # type: ignore[arg-type]
     app.router.route_class = ParsedBodyRoute
     _add_errors(app)
+    add_pages(app)
     add_info_routes(app)
     add_docs_routes(app)
     _add_texts(app)
@@ -142,11 +145,20 @@ def _tokenized(body: TokenizeRequest, most: int, positions: int, tokenizer: Toke
     tokens = json.dumps(ids)
     if body.with_pieces:  # one by one: encoding all at once would block the other threads
         entries = (
-            {"id": each, "piece": piece.text, "bytes": list(piece.data)}
+            {"id": each, "piece": _piece(piece), "bytes": list(piece.data)}
             for each, piece in zip(ids, tokenizer.pieces(ids), strict=True)
         )
         tokens = f"[{','.join(map(json.dumps, entries))}]"
     return f'{{"tokens":{tokens},"count":{len(ids)},"max_model_len":{positions}}}'.encode()
+
+
+def _piece(piece: TokenText) -> str | list[int]:
+    """A token's text in llama.cpp's format: bytes where they are only a part of a character."""
+    try:
+        piece.data.decode()
+    except UnicodeDecodeError:
+        return list(piece.data)
+    return piece.text
 
 
 def _encode_body(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]:
@@ -171,22 +183,14 @@ def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, service: LoadedService) -> Response:
         opened = service.require_loaded()
-        ids, grammar, tool_calls = await service.encode_chat(opened, body)
+        encoded = await service.encode_chat(opened, body)
         expected = await _encode_prediction(service, body.prediction_text, opened.session.model.positions)
-        requests = output_requests(
-            opened,
-            body,
-            [ids],
-            body.max_new_tokens,
-            service.limits.time_limit_s,
-            grammar,
-            expected,
-            tool_calls,
-        )
-        prompt_logprobs = await score_prompts(service, request, [ids], body.prompt_logprobs)
+        settings = body.max_new_tokens, body.thinking_settings
+        requests = service.chat_requests(body, encoded, *settings, expected)
+        prompt_logprobs = await score_prompts(service, request, [encoded.ids], body.prompt_logprobs)
         outputs = service.submit(requests, request.state.request_log)
         shared = service.name, body.choices, body.wants_usage, body.num_logprobs is not None
-        writer = ChatWriter(*shared, prompt_logprobs, body.timings_per_token)
+        writer = ChatWriter(*shared, prompt_logprobs, body.timings_per_token, body.shows_thinking)
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/completions")
@@ -237,16 +241,8 @@ def _add_other_apis(app: FastAPI) -> None:
         body: ResponsesRequest, request: Request, service: LoadedService, store: StoreDependency
     ) -> Response:
         opened, history = service.require_loaded(), store.history_before(body)
-        ids, grammar, tool_calls = await service.encode_chat(opened, body.with_history(history.items))
-        requests = output_requests(
-            opened,
-            body.sampling_fields,
-            [ids],
-            body.max_output_tokens,
-            service.limits.time_limit_s,
-            grammar,
-            tool_calls=tool_calls,
-        )
+        encoded = await service.encode_chat(opened, body.with_history(history.items))
+        requests = service.chat_requests(body.sampling_fields, encoded, body.max_output_tokens)
         outputs = service.submit(requests, request.state.request_log)
         writer = ResponsesWriter(service.name, body, partial(store.store_response, body, history))
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
@@ -262,18 +258,11 @@ def _add_other_apis(app: FastAPI) -> None:
     @app.post("/v1/messages")
     async def messages(body: MessagesRequest, request: Request, service: LoadedService) -> Response:
         opened = service.require_loaded()
-        ids, grammar, tool_calls = await service.encode_chat(opened, body)
-        requests = output_requests(
-            opened,
-            body.sampling_fields,
-            [ids],
-            body.max_tokens,
-            service.limits.time_limit_s,
-            grammar,
-            tool_calls=tool_calls,
-        )
+        encoded = await service.encode_chat(opened, body)
+        settings = body.max_tokens, body.thinking_settings
+        requests = service.chat_requests(body.sampling_fields, encoded, *settings)
         outputs = service.submit(requests, request.state.request_log)
-        writer = MessagesWriter(service.name, len(ids))
+        writer = MessagesWriter(service.name, len(encoded.ids), body.shows_thinking)
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/messages/count_tokens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aerie.cli.arguments import add_template, finite_float, int_at_least
+from aerie.cli.arguments import add_template, add_weights, finite_float, int_at_least
 from aerie.common.knobs import Knob
 from aerie.serve.model_names import byte_count, seconds
 from aerie.serve.service import ServerLimits
@@ -104,6 +104,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
             name, type=finite_float, default=default, help=f"{description} (default: %(default)s)"
         )
     parser.add_argument(
+        "--thinking-budget",
+        type=int_at_least(0),
+        metavar="TOKENS",
+        help="of thinking, after which the answer begins, for requests that set none (default: no limit)",
+    )
+    parser.add_argument(
         "--max-body",
         type=int_at_least(1),
         default=STANDARD.body_bytes,
@@ -171,6 +177,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         help="as for `aerie run`: lookup, or a smaller model with the same tokenizer, of all models or of "
         "one; no token changes (default: no guesses)",
     )
+    add_weights(parser)
     add_template(parser)
     parser.add_argument(
         "--warm",

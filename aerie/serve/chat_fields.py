@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from aerie.engine.tool_calls import Tool, Tools, with_choice
 from aerie.serve.common_fields import (
@@ -152,8 +152,26 @@ def tool_field_path(name: str, tools: Sequence[object], kind: Any) -> str:
 
 
 def add_reasoning_effort(values: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any] | None:
-    """Template arguments with reasoning_effort, which templates read by this name."""
-    return values if effort is None else {"reasoning_effort": effort, **(values or {})}
+    """Template arguments with reasoning_effort, which templates read by this name. "none" also turns thinking
+    off, as in vLLM."""
+    if effort is None:
+        return values
+    switch = {"enable_thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **switch, **(values or {})}
+
+
+UNLIMITED: Final = -1
+
+
+class ThinkingSettings(NamedTuple):
+    """How a request wants the model's thinking. budget: its limit in tokens; None means the server's default,
+    UNLIMITED none. is_split: tell thinking and text apart; else all is text, tags included."""
+
+    budget: int | None = None
+    is_split: bool = True
+
+
+DEFAULT_THINKING = ThinkingSettings()
 
 
 class ChatInput(NamedTuple):
@@ -221,6 +239,15 @@ class ToolFields(RequestFields):
         return re.sub(r"^(tools\[\d+\])\.", r"\1.function.", name)
 
 
+class ReasoningOptions(RequestFields):
+    """OpenRouter's form of what reasoning_effort, thinking_budget and include_reasoning say."""
+
+    effort: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    enabled: bool | None = None
+    exclude: bool = False
+
+
 class Prediction(RequestFields):
     """Text that the output is expected to resemble."""
 
@@ -229,7 +256,9 @@ class Prediction(RequestFields):
 
 
 class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions. thinking_budget: by llama.cpp's and vLLM's names; after so many tokens of
+    thinking the answer begins; -1 means no limit. reasoning_format: llama.cpp's; "none" leaves thinking and
+    its tags in the content. include_reasoning: vLLM's; false leaves thinking out."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: MaxTokens = None
@@ -242,6 +271,15 @@ class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
     audio: Any = None
     prediction: Prediction | None = None
     reasoning_effort: str | None = None
+    thinking_budget: Annotated[int, Field(ge=UNLIMITED)] | None = Field(
+        default=None,
+        validation_alias=AliasChoices(
+            "thinking_budget", "thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"
+        ),
+    )
+    reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
+    include_reasoning: bool = True
+    reasoning: ReasoningOptions | None = None
     verbosity: Any = None
     web_search_options: Any = None
     echo: Any = None
@@ -282,7 +320,22 @@ class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
 
     @property
     def template_arguments(self) -> Mapping[str, Any] | None:
-        return add_reasoning_effort(self.chat_template_kwargs, self.reasoning_effort)
+        options = self.reasoning or ReasoningOptions()
+        switch = {} if options.enabled is None else {"enable_thinking": options.enabled}
+        values = {**switch, **(self.chat_template_kwargs or {})}
+        return add_reasoning_effort(values or None, self.reasoning_effort or options.effort)
+
+    @property
+    def thinking_settings(self) -> ThinkingSettings:
+        budget = self.thinking_budget
+        if budget is None and self.reasoning:
+            budget = self.reasoning.max_tokens
+        return ThinkingSettings(budget, self.reasoning_format != "none")
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether the response has the thinking."""
+        return self.include_reasoning and not (self.reasoning and self.reasoning.exclude)
 
     @property
     def prediction_text(self) -> str:

@@ -28,6 +28,7 @@ from aerie.runtime.memory import available_bytes
 from aerie.serve.app import make_app, with_guards
 from aerie.serve.arguments import KEY, add_serve
 from aerie.serve.connections import ListeningServer, max_connections
+from aerie.serve.load_progress import WatchedReporter
 from aerie.serve.model_names import parse_aliases, parse_drafts, parse_models
 from aerie.serve.model_spec import ModelFlags, ModelSpec, prompt_tokenizer
 from aerie.serve.models import MemoryLimit, ModelManager
@@ -104,6 +105,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.cache_dir or folders.programs_folder(),
         template_arguments=(*arguments.template_arg,),
         load_all_programs=arguments.warm,
+        weights=arguments.weights,
     )
     (first, *others) = models_by_name
     with _listen(arguments.host, arguments.port) as listening:
@@ -154,18 +156,18 @@ def _make_models(
         limit = available_bytes()
     offers = []
     for name, model in models_by_name.items():
+        reporter = WatchedReporter()
         extras = (
             runtime.runtime_options(),
-            Reporter(),
+            reporter,
             drafts[name],
             limit,
             runtime.template_arguments,
             runtime.load_all_programs,
         )
         spec = ModelSpec(model, *extras)
-        offers.append(
-            ServedModel(name, spec.open, spec.memory_bytes if limit is not None else int, aliases[name])
-        )
+        memory_bytes = spec.memory_bytes if limit is not None else int
+        offers.append(ServedModel(name, spec.open, memory_bytes, aliases[name], reporter))
     return ModelManager(offers, limits, MemoryLimit(limit), arguments.preload, arguments.idle_unload)
 
 
@@ -264,6 +266,7 @@ def _limits(arguments: argparse.Namespace) -> ServerLimits:
         load_wait_s=arguments.load_wait,
         max_stored=ServerLimits.max_stored if arguments.keep_responses is None else arguments.keep_responses,
         max_stored_bytes=arguments.keep_bytes,
+        thinking_budget=arguments.thinking_budget,
     )
 
 

@@ -110,7 +110,8 @@ def from_engine_error(error: BaseException, to_field_path: Callable[[str], str] 
             400, f"chat_template_kwargs: {error}", f"chat_template_kwargs.{error.name}", "invalid_value"
         )
     if isinstance(error, PromptTooLongError):
-        return ApiError(400, str(error), code="context_length_exceeded")
+        # LangChain, LiteLLM and Claude Code shorten a conversation where they find these words.
+        return ApiError(400, f"the prompt is too long: {error}", code="context_length_exceeded")
     if isinstance(error, PoolFullError):
         return ApiError(503, str(error), code="no_room", retry_after=1)
     if isinstance(error, UserError) and not isinstance(error, RequestError):

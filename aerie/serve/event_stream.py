@@ -85,10 +85,10 @@ class EventTemplate:
 
     def __init__(self, make: Callable[[str], EventBody]) -> None:
         mark = secrets.token_hex(8)
-        self._before, self._after = event(make(mark)).split(f'"{mark}"'.encode())
+        self._parts = event(make(mark)).split(f'"{mark}"'.encode())
 
     def __call__(self, text: str) -> bytes:
-        return self._before + json.dumps(text, ensure_ascii=False).encode() + self._after
+        return json.dumps(text, ensure_ascii=False).encode().join(self._parts)
 
 
 def error_event(path: str, error: ApiError, sequence_number: int) -> bytes:

@@ -1,15 +1,13 @@
-"""Routes that show the state of the server: pages for the browser, health, models, and the virtual NPU."""
+"""Routes that show the state of the server: health, models, and the virtual NPU."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
@@ -19,38 +17,16 @@ from aerie.serve import npu_request, npu_view
 from aerie.serve.common_fields import RequestFields, Text
 from aerie.serve.llama_cpp import DEFAULTS
 from aerie.serve.model_middleware import AllModels, NamedService
+from aerie.serve.models import ModelManager
 from aerie.serve.service import ModelService, ModelState
-
-PAGE_CSP = (
-    "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'"
-)
-"""What a page may fetch and embed besides its own script, which is allowed by its hash: only requests to this
-server."""
-PAGE_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 def add_info_routes(app: FastAPI) -> None:
     """Add all routes of this module."""
-    _add_page(app, "/", "page.html")
-    _add_page(app, "/npu", "npu.html")
     _add_npu(app)
     _add_state(app)
     _add_models(app)
     _add_lemonade(app)
-
-
-def _add_page(app: FastAPI, path: str, file: str) -> None:
-    """Add a page for the browser: one file that fetches only from this server."""
-    page = (Path(__file__).parent / file).read_text(encoding="utf-8")
-    script = page[page.index("<script>") + len("<script>") : page.index("</script>")]
-    script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    headers = {"Content-Security-Policy": f"{PAGE_CSP}; script-src 'sha256-{script_hash}'", **PAGE_HEADERS}
-
-    @app.get(path)
-    @app.head(path, include_in_schema=False)
-    async def shown() -> Response:
-        return HTMLResponse(page, headers=headers)
 
 
 def _add_npu(app: FastAPI) -> None:
@@ -104,10 +80,11 @@ def _add_state(app: FastAPI) -> None:
     """Add health, properties and metrics."""
 
     @app.get("/health")
-    async def health(models: AllModels) -> Mapping[str, Any]:
+    async def health(models: AllModels) -> Any:
         models.default_model.check()
         if models.is_starting:
-            raise models.default_model.loading_error()
+            error = models.default_model.loading_error()
+            return JSONResponse({**error.body, **_model_states(models)}, error.status_code, error.headers)
         if models.error:  # until the server ends, which it does by itself
             raise models.default_model.load_error()
         every = models.all.values()
@@ -116,7 +93,7 @@ def _add_state(app: FastAPI) -> None:
             "model": models.default_model.name,
             "running": sum(service.running for service in every),
             "waiting": sum(service.waiting for service in every),
-            "models": {service.name: service.state.value for service in every},
+            **_model_states(models),
             "all_models_loaded": [{"model_name": service.name} for service in every if service.opened],
         }
 
@@ -143,6 +120,14 @@ def _add_state(app: FastAPI) -> None:
         return PlainTextResponse(models.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
+def _model_states(models: ModelManager) -> dict[str, Any]:
+    """The state of each model. progress: of those that compile or load weights now, left out if there are
+    none."""
+    states = {service.name: service.state.value for service in models.all.values()}
+    progress = {service.name: each._asdict() for service in models.all.values() if (each := service.progress)}
+    return {"models": states} | ({"progress": progress} if progress else {})
+
+
 class ModelRequest(RequestFields):
     """Body of POST /models/load and /models/unload."""
 
@@ -154,7 +139,9 @@ def _add_models(app: FastAPI) -> None:
 
     @app.get("/v1/models")
     async def every(models: AllModels) -> Mapping[str, Any]:
-        return {"object": "list", "data": [_model(service) for service in models.all.values()]}
+        data = [_model(service) for service in models.all.values()]
+        anthropic = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        return {"object": "list", "data": data, **anthropic}
 
     @app.get("/v1/models/{name:path}")
     async def one(name: str, models: AllModels) -> Mapping[str, Any]:
@@ -203,6 +190,8 @@ def _add_lemonade(app: FastAPI) -> None:
 def _model(service: ModelService) -> dict[str, Any]:
     body = {"id": service.name, "object": "model", "created": service.began, "owned_by": "aerie"}
     body |= {"downloaded": True}  # Lemonade's word: it is here
+    created_at = datetime.fromtimestamp(service.began, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body |= {"type": "model", "display_name": service.name, "created_at": created_at}  # Anthropic's
     state: dict[str, Any] = {"value": service.state.value}
     if service.state is ModelState.FAILED:
         state |= {"failed": True, "reason": service.reason}

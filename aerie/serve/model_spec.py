@@ -38,6 +38,7 @@ class ModelFlags(NamedTuple):
     draft: str | None = None
     template_arguments: tuple[tuple[str, Any], ...] = ()
     load_all_programs: bool = False
+    weights: str = "auto"
 
     def runtime_options(self) -> RuntimeOptions:
         """The options on this machine. Raises AerieError if the backend is not available."""
@@ -48,6 +49,7 @@ class ModelFlags(NamedTuple):
             variants=self.variants,
             decode=ROWS,
             kv_pool=self.kv_pool,
+            weights=self.weights,
         )
 
 
@@ -122,7 +124,8 @@ def _open_with_draft(
     template_arguments: Iterable[tuple[str, Any]],
 ) -> OpenedModel:
     folder = find_checkpoint(model)
-    checkpoint, tokenizer = open_checkpoint(folder), prompt_tokenizer(folder, template_arguments)
+    checkpoint = open_checkpoint(folder, options.weights)
+    tokenizer = prompt_tokenizer(folder, template_arguments)
     drafter = draft_model_of(checkpoint, folder, draft)
     note_missing_template(checkpoint.tokenizer, report.note)
     session = prepare_runtime(checkpoint, options, report)

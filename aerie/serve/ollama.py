@@ -39,7 +39,7 @@ from aerie.serve.ollama_format import (
     loaded_model,
     shown_model,
 )
-from aerie.serve.preprocess import EncodedChat, output_requests
+from aerie.serve.preprocess import EncodedChat
 from aerie.serve.prompt_scoring import encode_prompts, pool_prompts
 from aerie.serve.request_outputs import RequestOutputs
 from aerie.serve.service import ModelService
@@ -84,7 +84,7 @@ def _add_answers(app: FastAPI) -> None:
             return await _answer(service, body, request, await service.encode_chat(opened, body))
         grammar = await service.grammar(opened, body.structured_output)
         work = partial(encode_prompt, body.prompt, opened.session.model.positions)
-        encoded = EncodedChat(await service.run_with_tokenizer(work), grammar, None)
+        encoded = EncodedChat(await service.run_with_tokenizer(work), grammar)
         return await _answer(service, body, request, encoded)
 
 
@@ -108,15 +108,7 @@ async def _answer(
 def _submit(
     service: ModelService, body: AnswerFields, request: Request, encoded: EncodedChat
 ) -> RequestOutputs:
-    requests = output_requests(
-        service.require_loaded(),
-        body.sampling_fields,
-        [encoded.ids],
-        body.max_new_tokens,
-        service.limits.time_limit_s,
-        encoded.grammar,
-        tool_calls=encoded.tool_calls,
-    )
+    requests = service.chat_requests(body.sampling_fields, encoded, body.max_new_tokens)
     return service.submit(requests, request.state.request_log)
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from aerie.engine.tool_calls import Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, Function
@@ -352,20 +352,32 @@ class OllamaEmbeddingsRequest(OllamaFields):
     prompt: Text = ""
 
 
-class OllamaShowRequest(RequestFields):
+class OllamaNameRequest(RequestFields):
+    """Fields of the requests about one model. Open WebUI sends the older name beside the newer."""
+
+    model: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_older_name(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or "name" not in given:
+            return given
+        rest = {key: value for key, value in given.items() if key != "name"}
+        return {"model": given["name"], **rest}
+
+
+class OllamaShowRequest(OllamaNameRequest):
     """POST /api/show. The other fields are ignored."""
 
-    model: str = Field(validation_alias=AliasChoices("model", "name"))
     verbose: Any = None
     system: Any = None
     template: Any = None
     options: Any = None
 
 
-class OllamaPullRequest(RequestFields):
+class OllamaPullRequest(OllamaNameRequest):
     """POST /api/pull. Only a model that is served here can be pulled, which does nothing."""
 
-    model: str = Field(validation_alias=AliasChoices("model", "name"))
     stream: bool = True
     insecure: Any = None
     username: Any = None

@@ -48,9 +48,14 @@ def loaded_body(model: str, is_chat: bool, reason: str) -> dict[str, Any]:
     return {"model": model, "created_at": timestamp(), **text, "done": True, "done_reason": reason}
 
 
-def _message(text: str, calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
+def _message(text: str, thinking: str = "", calls: Sequence[ToolCall] = ()) -> dict[str, Any]:
     bodies = [body for call in calls if (body := _tool_call(call))]
-    return {"role": "assistant", "content": text, **({"tool_calls": bodies} if bodies else {})}
+    message = {"role": "assistant", "content": text, **_thinking_field(thinking)}
+    return {**message, "tool_calls": bodies} if bodies else message
+
+
+def _thinking_field(thinking: str) -> dict[str, Any]:
+    return {"thinking": thinking} if thinking else {}
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any] | None:
@@ -74,17 +79,18 @@ class OllamaWriter:
     def write_whole(self, outputs: Sequence[CompletedOutput]) -> dict[str, Any]:
         (output,) = outputs
         assert output.finish is not None
-        body = self._body(output.text, output.tool_calls, output.logprobs)
+        body = self._body(output.text, output.thinking, output.tool_calls, output.logprobs)
         return {**body, **self._final_fields(output.finish, output.timings)}
 
     def delta_events(self, delta: OutputDelta) -> Iterator[bytes]:
         calls = list(self._completed_calls(delta.tool_calls))
         if delta.finish and self._call:
             calls.append(self._call)
-        if delta.text or calls or delta.logprobs:
-            yield json_line({**self._body(delta.text, calls, delta.logprobs), "done": False})
+        if delta.text or delta.thinking or calls or delta.logprobs:
+            body = self._body(delta.text, delta.thinking, calls, delta.logprobs)
+            yield json_line({**body, "done": False})
         if delta.finish:
-            yield json_line({**self._body("", (), ()), **self._final_fields(delta.finish, delta.timings)})
+            yield json_line({**self._body(""), **self._final_fields(delta.finish, delta.timings)})
 
     def _completed_calls(self, deltas: Sequence[ToolCallDelta]) -> Iterator[ToolCall]:
         """Add deltas to the current call, and yield each call that another one follows."""
@@ -102,8 +108,17 @@ class OllamaWriter:
     def error_event(self, error: ApiError) -> bytes:
         return json_line(error.ollama_body)
 
-    def _body(self, text: str, calls: Sequence[ToolCall], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        content = {"message": _message(text, calls)} if self._is_chat else {"response": text}
+    def _body(
+        self,
+        text: str,
+        thinking: str = "",
+        calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> dict[str, Any]:
+        if self._is_chat:
+            content: dict[str, Any] = {"message": _message(text, thinking, calls)}
+        else:
+            content = {"response": text, **_thinking_field(thinking)}
         body = {"model": self._model, "created_at": timestamp(), **content}
         return {**body, "logprobs": [_logprob(each) for each in logprobs]} if logprobs else body
 
@@ -208,7 +223,7 @@ def shown_model(service: ModelService) -> dict[str, Any]:
     }
     if opened:
         body["model_info"] = _model_info(opened.session.model.config, opened.session.model.positions)
-        if "enable_thinking" in body["template"]:
+        if opened.tokenizer.thinking_tags:
             body["capabilities"].append("thinking")
     return body
 

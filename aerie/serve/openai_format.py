@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -36,8 +36,11 @@ from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import DONE, EventTemplate, event
 from aerie.serve.output_processor import NO_TIMINGS, FinishInfo, OutputDelta, Timings, TokenLogprob
 from aerie.serve.request_outputs import CompletedOutput
+from aerie.version import VERSION
 
 FinishReasonName = Literal["stop", "length", "tool_calls"]
+SYSTEM_FINGERPRINT = f"build-{VERSION}"
+"""The configuration of the server: here its version. llama.cpp's clients expect a `b` first."""
 ZERO_LOGPROB = -9999.0
 """Stands for the logarithm of 0, which JSON cannot write; as in OpenAI's API."""
 
@@ -61,7 +64,9 @@ def count_usage(finished: Iterable[FinishInfo], choices: int) -> CompletionUsage
         completion_tokens=completion,
         total_tokens=prompt + completion,
         completion_tokens_details=CompletionTokensDetails(
-            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=drafted - accepted,
+            reasoning_tokens=sum(output.thinking_tokens for output in outputs),
         ),
         prompt_tokens_details=PromptTokensDetails(
             cached_tokens=sum(output.cached_tokens for output in firsts)
@@ -106,13 +111,17 @@ class OpenAIWriter(ABC):
     """The common part of ChatWriter and CompletionWriter."""
 
     def __init__(self) -> None:
-        self._templates: dict[int, EventTemplate] = {}
+        self._templates: dict[object, EventTemplate] = {}
 
     def _text_event(self, index: int, text: str) -> bytes:
         """The event of a text alone, for the choice `index`."""
-        if index not in self._templates:
-            self._templates[index] = EventTemplate(partial(self._with_text, index))
-        return self._templates[index](text)
+        return self._event_like(index, partial(self._with_text, index), text)
+
+    def _event_like(self, key: object, make: Callable[[str], BaseModel], text: str) -> bytes:
+        """The event that `make` makes of a text. Events of one key differ in the text only."""
+        if key not in self._templates:
+            self._templates[key] = EventTemplate(make)
+        return self._templates[key](text)
 
     @abstractmethod
     def _with_text(self, index: int, text: str) -> BaseModel:
@@ -124,8 +133,8 @@ class OpenAIWriter(ABC):
 
 class ChatWriter(OpenAIWriter):
     """Writes /v1/chat/completions. with_usage: a stream ends with the counts. with_logprobs: include
-    logprobs. scored_prompts: logprobs of the prompt. timed: put timings into each event, not only into the
-    last one."""
+    logprobs, those of thinking too. scored_prompts: logprobs of the prompt. timed: put timings into each
+    event, not only into the last one. with_thinking: include the thinking."""
 
     def __init__(
         self,
@@ -135,13 +144,16 @@ class ChatWriter(OpenAIWriter):
         with_logprobs: bool,
         scored_prompts: Sequence[Sequence[TokenLogprob]] = (),
         timed: bool = False,
+        with_thinking: bool = True,
     ) -> None:
         super().__init__()
+        self._with_thinking = with_thinking
         self._timed, self._timings = timed, NO_TIMINGS
         self._header: dict[str, Any] = {
             "id": new_id("chatcmpl-"),
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         self._choices, self._with_usage, self._with_logprobs = choices, with_usage, with_logprobs
         self._started: set[int] = set()
@@ -156,7 +168,8 @@ class ChatWriter(OpenAIWriter):
         return ChatCompletion(**header, object="chat.completion", choices=choices, usage=usage)
 
     def _choice(self, index: int, output: CompletedOutput) -> Choice:
-        message = ChatCompletionMessage(role="assistant", content=output.text, refusal=None)
+        thinking = _thinking_fields(output.thinking) if self._with_thinking else {}
+        message = ChatCompletionMessage(role="assistant", content=output.text, refusal=None, **thinking)
         if output.tool_calls:
             message.content, message.tool_calls = (
                 output.text or None,
@@ -175,22 +188,31 @@ class ChatWriter(OpenAIWriter):
         for position in delta.progress:
             header = {**self._header, "object": "chat.completion.chunk", **progress(delta.timings, position)}
             yield event(ChatCompletionChunk(**header, choices=[]))
-        if delta.progress and not (delta.text or delta.logprobs or delta.tool_calls or delta.finish):
+        has_text = delta.text or delta.thinking
+        if delta.progress and not (has_text or delta.logprobs or delta.tool_calls or delta.finish):
             return
         if delta.index not in self._started:
             self._started.add(delta.index)
             content = None if delta.tool_calls and not delta.text else ""
             yield event(self._chunk(delta.index, ChoiceDelta(role="assistant", content=content)))
-        if delta.text and not (self._with_logprobs or self._timed or delta.tool_calls):
+        thinking = delta.thinking if self._with_thinking else ""
+        is_plain = not (self._with_logprobs or self._timed or delta.tool_calls)
+        if thinking and is_plain:
+            make = partial(self._with_thinking_text, delta.index)
+            yield self._event_like((delta.index, "thinking"), make, thinking)
+        if delta.text and is_plain:
             yield self._text_event(delta.index, delta.text)
-        elif delta.text or delta.logprobs:
+        elif not is_plain and (delta.text or thinking or delta.logprobs):
             logprobs = (
                 ChunkLogprobs(content=_logprob_entries(delta.logprobs), refusal=None)
                 if self._with_logprobs
                 else None
             )
             timing = delta.timings if self._timed else None
-            text_delta = ChoiceDelta(content=None if delta.tool_calls and not delta.text else delta.text)
+            has_no_text = not delta.text and (delta.tool_calls or thinking)
+            text_delta = ChoiceDelta(
+                content=None if has_no_text else delta.text, **_thinking_fields(thinking)
+            )
             yield event(self._chunk(delta.index, text_delta, None, logprobs, timing))
         for call in delta.tool_calls:
             yield event(self._chunk(delta.index, ChoiceDelta(tool_calls=[_tool_call_delta(call)])))
@@ -200,6 +222,9 @@ class ChatWriter(OpenAIWriter):
 
     def _with_text(self, index: int, text: str) -> ChatCompletionChunk:
         return self._chunk(index, ChoiceDelta(content=text))
+
+    def _with_thinking_text(self, index: int, text: str) -> ChatCompletionChunk:
+        return self._chunk(index, ChoiceDelta(**_thinking_fields(text)))
 
     def final_events(self, finished: Mapping[int, FinishInfo]) -> Iterator[bytes]:
         if self._with_usage:
@@ -222,6 +247,11 @@ class ChatWriter(OpenAIWriter):
         if self._with_usage:
             chunk.usage = None  # written as null
         return chunk
+
+
+def _thinking_fields(text: str) -> dict[str, Any]:
+    """Thinking by both names that clients read: llama.cpp's, and OpenRouter's, which is vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def _tool_call(call: ToolCall) -> ChatCompletionMessageFunctionToolCall:
@@ -257,7 +287,12 @@ class CompletionWriter(OpenAIWriter):
         scored_prompts: Sequence[Sequence[TokenLogprob]] = (),
     ) -> None:
         super().__init__()
-        self._header: dict[str, Any] = {"id": new_id("cmpl-"), "created": int(time.time()), "model": model}
+        self._header: dict[str, Any] = {
+            "id": new_id("cmpl-"),
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": SYSTEM_FINGERPRINT,
+        }
         self._choices, self._with_usage, self._with_logprobs = choices, with_usage, with_logprobs
         self._echoes = {index: echoes[index // choices] for index in range(len(echoes) * choices)}
         self._prompt_logprobs = scored_prompts

@@ -23,6 +23,7 @@ from aerie.engine.session import Session
 from aerie.engine.stop_strings import StopStrings
 from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from aerie.engine.strategies.strategy import Row
+from aerie.engine.thinking import Phase, ThinkingStart
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, from_request_error
 
@@ -77,7 +78,7 @@ class TokenLogprob(NamedTuple):
 
 class FinishInfo(NamedTuple):
     """How an output finished. Counts are in tokens. stop: the stop string or token id that ended it. drafted:
-    draft tokens, of which `accepted` were right."""
+    draft tokens, of which `accepted` were right. thinking_tokens: of completion_tokens."""
 
     reason: str
     prompt_tokens: int
@@ -87,6 +88,7 @@ class FinishInfo(NamedTuple):
     error: ApiError | None = None
     drafted: int = 0
     accepted: int = 0
+    thinking_tokens: int = 0
 
 
 class Timings(NamedTuple):
@@ -105,9 +107,9 @@ NO_TIMINGS = Timings()
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """New parts of the output with this index. tokens: the ids of its text. tool_calls: deltas of calls,
-    after the text. progress: computed prompt tokens and seconds, if the request asked for it. finish: set in
-    the last delta. pooled: the result of a pooler."""
+    """New parts of the output with this index. thinking: more of it, before the text. tokens: the ids of
+    both. tool_calls: deltas of calls, after the text. progress: computed prompt tokens and seconds, if the
+    request asked for it. finish: set in the last delta. pooled: the result of a pooler."""
 
     index: int
     text: str = ""
@@ -118,6 +120,7 @@ class OutputDelta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     progress: tuple[tuple[int, float], ...] = ()
     pooled: Any = None
+    thinking: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,8 @@ class OutputRequest:
     are returned for each; None means no logprobs. time_limit_s: from submission. slot: None means any.
     after_sampling: return logprobs after all sampling settings instead of before. tool_calls: the tools that
     may be called. shows_progress: report the progress of prefill. make_pooler: run the prompt for this pooler
-    and generate nothing.
+    and generate nothing. thinking: how the output begins, if the model thinks. splits_thinking: tell thinking
+    and text apart; else all is text, tags included.
     """
 
     prompt: Sequence[int]
@@ -145,6 +149,14 @@ class OutputRequest:
     tool_calls: ToolCallSpec | None = None
     shows_progress: bool = False
     make_pooler: Callable[[Session], Pooler] | None = None
+    thinking: ThinkingStart | None = None
+    splits_thinking: bool = True
+
+    @property
+    def shown(self) -> frozenset[int]:
+        """The special tokens that the text must show."""
+        calls = self.tool_calls.shown if self.tool_calls else frozenset[int]()
+        return calls | (self.thinking.shown if self.thinking else frozenset[int]())
 
 
 @dataclass(frozen=True)
@@ -205,9 +217,12 @@ class OutputProcessor:
         eos: Collection[int],
     ) -> None:
         self.request, self._output_request, self._sampler, self._eos = request, ask, sampler, eos
-        self._stream = tokenizer.incremental_detokenizer(
-            ask.prompt, ask.tool_calls.shown if ask.tool_calls else ()
-        )
+        self._stream = tokenizer.incremental_detokenizer(ask.prompt, ask.shown)
+        self._splitter = ask.thinking.splitter() if ask.thinking and ask.splits_thinking else None
+        self._thinking = ""
+        """Thinking that is in no delta yet."""
+        self._held_logprobs = list[TokenLogprob]()
+        """Of tokens of which it is not known yet whether they open the thinking."""
         self._calls = ask.tool_calls.reader() if ask.tool_calls else None
         self._stops = StopStrings(ask.stop_strings)
         self._token_count = 0
@@ -218,7 +233,7 @@ class OutputProcessor:
 
     def next_delta(self) -> OutputDelta | None:
         """What is new since the last delta, or None; with `finish` when the output has finished."""
-        text, logprobs = "", list[TokenLogprob]()
+        text, logprobs, self._held_logprobs = "", self._held_logprobs, list[TokenLogprob]()
         while (
             self._output_request.max_tokens
             and self._token_count < len(self.request.token_ids)
@@ -229,8 +244,13 @@ class OutputProcessor:
             text += self._feed(token, logprobs)
         if self._stopped_by is None and not self.request.is_finished:
             progress = self._new_progress()
-            delta = self._delta(text, logprobs, None, progress) if text or logprobs or progress else None
-            return delta if delta and (delta.text or logprobs or delta.tool_calls or progress) else None
+            if self._splitter and self._splitter.phase is Phase.BEGINNING:
+                logprobs, self._held_logprobs = self._held_logprobs, logprobs
+            if not (text or logprobs or progress or self._thinking):
+                return None
+            delta = self._delta(text, logprobs, None, progress)
+            has_news = delta.text or delta.thinking or logprobs or delta.tool_calls or progress
+            return delta if has_news else None
         self.request.stop()
         if self._stopped_by is None:
             text += self._flush(logprobs)
@@ -267,8 +287,9 @@ class OutputProcessor:
         finish: FinishInfo | None = None,
         progress: tuple[tuple[int, float], ...] = (),
     ) -> OutputDelta:
-        request, tokens = self.request, tuple(self._tokens)
+        request, tokens, thinking = self.request, tuple(self._tokens), self._thinking
         self._tokens.clear()
+        self._thinking = ""
         tool_calls: tuple[ToolCallDelta, ...] = ()
         if self._calls:
             text, tool_calls = self._read(self._calls, text, is_last=finish is not None)
@@ -278,7 +299,15 @@ class OutputProcessor:
             len(request.prompt), request.cached_tokens, self._token_count, *request.phase_times_s
         )
         return OutputDelta(
-            self._output_request.index, text, tuple(logprobs), finish, tokens, timings, tool_calls, progress
+            self._output_request.index,
+            text,
+            tuple(logprobs),
+            finish,
+            tokens,
+            timings,
+            tool_calls,
+            progress,
+            thinking=thinking,
         )
 
     def _read(
@@ -304,16 +333,26 @@ class OutputProcessor:
             added = logprobs[-1].text
         else:
             added = self._stream.feed(token)
-        text = self._stops.feed(added)
+        text = self._stops.feed(self._without_thinking(added))
         self._stopped_by = self._stops.found
         return text
+
+    def _without_thinking(self, text: str, is_last: bool = False) -> str:
+        """The part of new text that is no thinking. Stop strings and tool calls are those of this part."""
+        if self._splitter is None:
+            return text
+        parts = [self._splitter.feed(text, tokens=0 if is_last else 1)]
+        if is_last:
+            parts.append(self._splitter.flush())
+        self._thinking += "".join(part.thinking for part in parts)
+        return "".join(part.text for part in parts)
 
     def _flush(self, logprobs: list[TokenLogprob]) -> str:
         """The text that was held back, at the end. It belongs to the last token."""
         held = self._stream.flush()
         if held and logprobs:
             logprobs[-1] = logprobs[-1].with_rest(held)
-        return self._stops.feed(held) + self._stops.flush()
+        return self._stops.feed(self._without_thinking(held, is_last=True)) + self._stops.flush()
 
     def _finish(self) -> FinishInfo:
         if error := self.request.error:
@@ -329,7 +368,8 @@ class OutputProcessor:
             request.fail(UserError(error.message))
         counts = len(request.prompt), self._token_count, request.cached_tokens
         drafts = request.pass_counts.drafted, request.pass_counts.accepted
-        return FinishInfo(ERROR if error else reason, *counts, self._stopped_by, error, *drafts)
+        thinking = self._splitter.thinking_tokens if self._splitter else 0
+        return FinishInfo(ERROR if error else reason, *counts, self._stopped_by, error, *drafts, thinking)
 
 
 class PoolingOutput:

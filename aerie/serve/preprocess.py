@@ -4,6 +4,7 @@ parameters."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from aerie.common.errors import UserError
@@ -13,9 +14,11 @@ from aerie.engine.grammar import Grammar, GrammarCompiler
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.drafters import DraftSource, prediction_source
+from aerie.engine.thinking import ThinkingStart
+from aerie.engine.thinking_plan import plan_thinking
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolsError
-from aerie.serve.chat_fields import ChatInput
+from aerie.serve.chat_fields import DEFAULT_THINKING, ChatInput, ThinkingSettings
 from aerie.serve.common_fields import SamplingFields, StructuredOutput
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.output_processor import OutputRequest
@@ -68,11 +71,13 @@ class ChatBody(Protocol):
 
 
 class EncodedChat(NamedTuple):
-    """The token ids of a conversation, the grammar of its output, and its tools."""
+    """The token ids of a conversation, the grammar of its output, its tools, and how the output begins, if
+    the model thinks."""
 
     ids: list[int]
-    grammar: Grammar | None
-    tool_calls: ToolCallSpec | None
+    grammar: Grammar | None = None
+    tool_calls: ToolCallSpec | None = None
+    thinking: ThinkingStart | None = None
 
 
 OutputConstraints = tuple[Grammar | None, ToolCallSpec | None]
@@ -82,6 +87,16 @@ OutputConstraints = tuple[Grammar | None, ToolCallSpec | None]
 def encode_chat(body: ChatBody, max_tokens: int, tokenizer: Tokenizer) -> list[int]:
     """Return the token ids of a conversation. max_tokens: the limit of the model. Raises UserError."""
     return tokenizer.encode_chat(*body.chat, most=max_tokens)
+
+
+def encode_for_answer(
+    body: ChatBody, max_tokens: int, tokenizer: Tokenizer
+) -> tuple[list[int], ThinkingStart | None]:
+    """The token ids of a conversation, and how its output begins. Raises UserError."""
+    chat = body.chat
+    ids = tokenizer.encode_chat(*chat, most=max_tokens)
+    continued = chat.messages[-1]["content"] if chat.continues else None
+    return ids, tokenizer.thinking_start(ids, continued)
 
 
 def compile_output_constraints(
@@ -110,10 +125,13 @@ def output_requests(
     grammar: Grammar | None = None,
     expected: Sequence[int] = (),
     tool_calls: ToolCallSpec | None = None,
+    start: ThinkingStart | None = None,
+    thinking: ThinkingSettings = DEFAULT_THINKING,
 ) -> list[OutputRequest]:
     """Return one OutputRequest for each prompt and choice. max_tokens: None means up to the end of the
     context. grammar: of all outputs. expected: predicted token ids, for drafts. tool_calls: the tools that
-    may be called. Raises ApiError if the model does not support a setting, or a value is out of range."""
+    may be called. start: how outputs begin, if the model thinks. Raises ApiError if the model does not
+    support a setting, or a value is out of range."""
     if settings.num_logprobs is not None and opened.session.model.config.diffusion is not None:
         raise ApiError(
             400,
@@ -124,15 +142,20 @@ def output_requests(
     check_ids(opened, settings.stop_token_ids or (), "stop_token_ids")
     eos = opened.session.model.config.eos_token_ids
     try:
+        plan = plan_thinking(start, opened.session.grammar_compiler, thinking.budget, grammar)
         requests = [
-            _output_request(
-                opened, settings, prompt, max_tokens, time_limit_s, index, sampler, draft, tool_calls
+            replace(
+                _output_request(
+                    opened, settings, prompt, max_tokens, time_limit_s, index, sampler, draft, tool_calls
+                ),
+                thinking=start,
+                splits_thinking=thinking.is_split,
             )
             for number, prompt in enumerate(prompts)
             for draft in [_draft_source(opened, settings, prompt, expected)]
             for choice in range(settings.choices)
             for index in [number * settings.choices + choice]
-            for sampler in [Sampler(**settings.sampling(choice, eos), grammar=grammar)]
+            for sampler in [Sampler(**settings.sampling(choice, eos), grammar=grammar, thinking=plan)]
         ]
         for request in requests:
             opened.check(request)

@@ -15,16 +15,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aerie.serve.errors import ApiError, error_response, internal_error, is_ollama
 from aerie.serve.metrics import Metrics, RequestLog
 from aerie.serve.origins import PAGE_PATHS, check_origin
+from aerie.serve.pages import STATIC_PREFIX
 from aerie.serve.request_body import check_values, replay_body
 from aerie.serve.request_outputs import CLIENT_CLOSED_REQUEST
 from aerie.serve.service import ServerLimits
 
-JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+JSON = "application/json"
+UNSET_TYPES = ("application/x-www-form-urlencoded", "application/octet-stream")
+"""The types of a body whose sender named none: curl's default, and that of aiohttp, which LiteLLM has."""
 LOG = logging.getLogger("aerie.serve")
 PUBLIC_PATHS = (*PAGE_PATHS, "/openapi.json", "/health")
 """Paths that need no API key: pages without data, and the health check."""
 UNLOGGED_PATHS = ("/health", "/metrics")
-"""Paths that monitoring polls. They are logged at debug level only."""
+"""Paths that monitoring polls. They are logged at debug level only, as are the files of the chat page."""
 ALIASES = {
     "/models": "/v1/models",
     "/v1/health": "/health",
@@ -90,7 +93,7 @@ class Guard:
         finally:
             request_log.status = request_log.status or CLIENT_CLOSED_REQUEST
             self._service.metrics.count(request_log, self._metrics_path(request_log.path))
-            LOG.log(logging.DEBUG if request_log.path in UNLOGGED_PATHS else logging.INFO, "%s", request_log)
+            LOG.log(_log_level(request_log.path), "%s", request_log)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -114,7 +117,8 @@ class Guard:
         if size > limit:
             raise ApiError(431, f"the headers have {size} bytes, and {limit} is the limit; send fewer")
         check_origin(self._service.limits, method, path, headers)
-        if self._service.limits.api_key is not None and path not in PUBLIC_PATHS:
+        is_public = path in PUBLIC_PATHS or path.startswith(STATIC_PREFIX)
+        if self._service.limits.api_key is not None and not is_public:
             self._check_key(headers)
         _check_content_type(method, path, headers)
 
@@ -151,6 +155,11 @@ class Guard:
             raise ApiError(408, f"the body was not there after {limit_s:g} s; send it again") from None
 
 
+def _log_level(path: str) -> int:
+    is_unlogged = path in UNLOGGED_PATHS or path.startswith(STATIC_PREFIX)
+    return logging.DEBUG if is_unlogged else logging.INFO
+
+
 def _normalized(scope: Scope) -> Scope:
     """The scope with this server's own path. A target may be a whole URL, as clients send it to proxies; its
     host then replaces the header (RFC 9112, 3.2.2)."""
@@ -170,10 +179,10 @@ def _canonical(path: str) -> str:
 
 
 def _check_content_type(method: str, path: str, headers: Headers) -> None:
-    """Raise ApiError 415 unless the body is plain JSON in UTF-8. No type means JSON, and so does curl's
-    default (_is_from_curl)."""
+    """Raise ApiError 415 unless the body is plain JSON in UTF-8. No type means JSON, and so does a client's
+    default (_has_unset_type)."""
     kind, _, more = headers.get("content-type", JSON).partition(";")
-    is_json = kind.strip().lower() == JSON or _is_from_curl(path, headers)
+    is_json = kind.strip().lower() == JSON or _has_unset_type(path, headers)
     if method == "POST" and not is_json:
         raise ApiError(415, f"Content-Type is {kind.strip()[:80]!r}; send {JSON}")
     charset = more.lower().partition("charset=")[2].partition(";")[0].strip().strip('"')
@@ -184,16 +193,17 @@ def _check_content_type(method: str, path: str, headers: Headers) -> None:
         raise ApiError(415, f"Content-Encoding is {coding[:80]!r}; send the body as it is, without any")
 
 
-def _is_from_curl(path: str, headers: Headers) -> bool:
-    """Whether the type is that of `curl -d` without a header, as Ollama's documentation has it, at one of its
-    addresses. The form of a page has the same type, and a header that a browser adds."""
+def _has_unset_type(path: str, headers: Headers) -> bool:
+    """Whether the type is a client's default at an address of Ollama's API, which looks at no type: that of
+    `curl -d`, as its documentation has it, or of bytes. The form of a page has a header that a browser
+    adds."""
     from_browser = any(name in headers for name in ("origin", "referer", "sec-fetch-site"))
-    return is_ollama(path) and headers.get("content-type", "").lower() == FORM and not from_browser
+    return is_ollama(path) and headers.get("content-type", "").lower() in UNSET_TYPES and not from_browser
 
 
 def _typed(scope: Scope, headers: Headers) -> Scope:
     """The scope whose header says that the body is JSON, as _check_content_type found."""
-    if not _is_from_curl(scope["path"], headers):
+    if not _has_unset_type(scope["path"], headers):
         return scope
     others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
     return {**scope, "headers": [*others, (b"content-type", JSON.encode())]}

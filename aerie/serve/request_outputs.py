@@ -42,6 +42,7 @@ class CompletedOutput:
     timings: Timings = NO_TIMINGS
     tool_calls: list[ToolCall] = field(default_factory=list)
     pooled: Any = None
+    thinking: str = ""
 
     def add_calls(self, deltas: Sequence[ToolCallDelta]) -> None:
         """Append deltas of tool calls."""
@@ -127,6 +128,7 @@ class RequestOutputs:
             if delta is None:
                 continue
             output = outputs[delta.index]
+            output.thinking += delta.thinking
             output.text += delta.text
             output.logprobs += delta.logprobs
             output.add_calls(delta.tool_calls)
@@ -154,7 +156,7 @@ class RequestOutputs:
         )
 
     def _record(self, delta: OutputDelta) -> None:
-        if delta.text or delta.logprobs or delta.tool_calls:
+        if delta.text or delta.thinking or delta.logprobs or delta.tool_calls:
             self._request_log.note_first_token()
         if (finish := delta.finish) is None:
             return

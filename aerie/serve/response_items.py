@@ -182,13 +182,20 @@ class ToolOutputItem(ItemBase):
 
 
 class ReasoningItem(ItemBase):
-    """Reasoning of an earlier response. It is not given to the model."""
+    """Thinking of an earlier response, passed to the template with the message or call after it. Templates
+    mostly drop it."""
 
     id_prefix = "rs_"
     type: Literal["reasoning"]
     summary: list[dict[str, Any]] = Field(default_factory=list)
     content: list[dict[str, Any]] | None = None
     encrypted_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The thinking; "" if the item does not have it in clear."""
+        parts = self.content or ()
+        return "".join(str(part.get("text") or "") for part in parts if part.get("type") == "reasoning_text")
 
 
 class OtherServerToolItem(ItemBase, OtherServerItem):
@@ -210,18 +217,28 @@ TaggedItem = Annotated[
 
 
 def to_messages(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
-    """Messages for the chat template. Calls are added to the assistant message before them."""
+    """Messages for the chat template. Calls are added to the assistant message before them, and thinking to
+    the one after it."""
     messages: list[dict[str, Any]] = []
+    thinking = ""
     for item in items:
-        if isinstance(item, MessageItem | ToolOutputItem):
-            messages.append(item.to_message())
-            continue
-        if not isinstance(item, CallItem | CustomCallItem):
-            continue
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": ""})
-        messages[-1].setdefault("tool_calls", []).append(item.to_tool_call())
+        if isinstance(item, ReasoningItem):
+            thinking += item.text
+        elif isinstance(item, MessageItem | ToolOutputItem):
+            messages.append(_with_thinking(item.to_message(), thinking))
+            thinking = ""
+        elif isinstance(item, CallItem | CustomCallItem):
+            if thinking or not messages or messages[-1]["role"] != "assistant":
+                messages.append(_with_thinking({"role": "assistant", "content": ""}, thinking))
+                thinking = ""
+            messages[-1].setdefault("tool_calls", []).append(item.to_tool_call())
     return messages
+
+
+def _with_thinking(message: dict[str, Any], thinking: str) -> dict[str, Any]:
+    if thinking and message["role"] == "assistant":
+        return {**message, "reasoning_content": thinking}
+    return message
 
 
 class FunctionType(RequestFields):

@@ -69,7 +69,8 @@ class TextOptions(RequestFields):
 
 
 class Reasoning(RequestFields):
-    """effort: passed to the chat template. No summary is made."""
+    """effort: passed to the chat template; "none" turns thinking off. No summary is made: reasoning items
+    have the whole text."""
 
     effort: str | None = None
     summary: str | None = None
@@ -136,8 +137,8 @@ class ResponsesRequest(RequestFields):
     @field_validator("include")
     @classmethod
     def _has_no_logprobs(cls, include: list[str] | None) -> list[str] | None:
-        """Everything else that can be included belongs to calls and reasoning, which responses here do not
-        have."""
+        """Everything else that can be included belongs to calls that other servers run, and to reasoning,
+        whose text is always there."""
         if include and "message.output_text.logprobs" in include:
             raise ValueError("this API has no logprobs; use /v1/chat/completions, or leave it out")
         return include
@@ -215,8 +216,9 @@ class ResponsesRequest(RequestFields):
 
 
 class ResponsesWriter:
-    """Writes responses: a message item, unless there are only calls, and an item for each call. Events are
-    numbered from 0 and named by their type. keep: called with the complete response."""
+    """Writes responses: a reasoning item if the model thought, a message item, unless there are only calls,
+    and an item for each call. Events are numbered from 0 and named by their type. keep: called with the
+    complete response."""
 
     def __init__(self, model: str, request: ResponsesRequest, keep: Callable[[Response], None]) -> None:
         self._store = keep
@@ -247,6 +249,8 @@ class ResponsesWriter:
     def write_whole(self, outputs: Sequence[CompletedOutput]) -> Response:
         (output,) = outputs
         assert output.finish is not None
+        if output.thinking:
+            self._items.append(_reasoning(output.thinking))
         if output.text or not output.tool_calls:
             self._items.append(_message(output.text))
         self._items += [
@@ -272,7 +276,7 @@ class ResponsesWriter:
             input_tokens=finish.prompt_tokens,
             input_tokens_details=InputTokensDetails(cached_tokens=finish.cached_tokens, cache_write_tokens=0),
             output_tokens=finish.completion_tokens,
-            output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=finish.thinking_tokens),
             total_tokens=finish.prompt_tokens + finish.completion_tokens,
         )
         self._items[-1]["status"] = state
@@ -289,7 +293,10 @@ class ResponsesWriter:
             body = response.model_dump(mode="json", exclude_unset=True, by_alias=True)
             yield self._event("created", response=body)
             yield self._event("in_progress", response=body)
-        if delta.text or (delta.finish and not self._items and not delta.tool_calls):
+        if delta.thinking:
+            yield from self._thinking_events(delta.thinking)
+        has_answer = any(item["type"] != "reasoning" for item in self._items)
+        if delta.text or (delta.finish and not has_answer and not delta.tool_calls):
             yield from self._text_events(delta.text)
         for call in delta.tool_calls:
             yield from self._call_events(call)
@@ -298,13 +305,22 @@ class ResponsesWriter:
             body = self._response(delta.finish).model_dump(mode="json", exclude_unset=True, by_alias=True)
             yield self._event(body["status"], response=body)
 
-    def _text_events(self, text: str) -> Iterator[bytes]:
+    def _thinking_events(self, text: str) -> Iterator[bytes]:
         if not self._items:
-            yield from self._open_item(_message(None))
-            self._items[-1]["content"] = [output_text_part("")]
-            yield self._event(
-                "content_part.added", **self._item_position, content_index=0, part=output_text_part("")
-            )
+            yield from self._open_part(_reasoning(None), _reasoning_part(""))
+        self._items[-1]["content"][0]["text"] += text
+        yield self._event("reasoning_text.delta", **self._item_position, content_index=0, delta=text)
+
+    def _open_part(self, item: dict[str, Any], part: dict[str, Any]) -> Iterator[bytes]:
+        """The events of a new item and its only part, which is empty."""
+        yield from self._open_item(item)
+        item["content"] = [part]
+        yield self._event("content_part.added", **self._item_position, content_index=0, part=dict(part))
+
+    def _text_events(self, text: str) -> Iterator[bytes]:
+        if not self._items or self._items[-1]["type"] == "reasoning":
+            yield from self._close_item("completed")
+            yield from self._open_part(_message(None), output_text_part(""))
         if text:
             self._items[-1]["content"][0]["text"] += text
             yield self._event(
@@ -346,10 +362,11 @@ class ResponsesWriter:
             return
         item = self._items[-1]
         item["status"] = state
-        if item["type"] == "message":
+        if item["type"] in ("message", "reasoning"):
             (part,) = item["content"]
             position = {**self._item_position, "content_index": 0}
-            yield self._event("output_text.done", **position, text=part["text"], logprobs=[])
+            more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+            yield self._event(f"{part['type']}.done", **position, text=part["text"], **more)
             yield self._event("content_part.done", **position, part=part)
         elif "input" in item:
             yield self._event("custom_tool_call_input.done", **self._item_position, input=item["input"])
@@ -370,6 +387,16 @@ class ResponsesWriter:
         self._number += 1
         name = f"response.{kind}"
         return event({"type": name, "sequence_number": self._number, **more}, name)
+
+
+def _reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
+def _reasoning(text: str | None) -> dict[str, Any]:
+    content = [] if text is None else [_reasoning_part(text)]
+    header = {"id": new_id("rs_"), "type": "reasoning", "status": "completed"}
+    return {**header, "summary": [], "content": content}
 
 
 def _message(text: str | None) -> dict[str, Any]:

@@ -21,8 +21,10 @@ from aerie.engine.grammar import Grammar
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import return_freed_memory
-from aerie.serve.common_fields import StructuredOutput
+from aerie.serve.chat_fields import DEFAULT_THINKING, UNLIMITED, ThinkingSettings
+from aerie.serve.common_fields import SamplingFields, StructuredOutput
 from aerie.serve.errors import ApiError, from_engine_error
+from aerie.serve.load_progress import Progress, WatchedReporter
 from aerie.serve.metrics import Metrics, RequestLog
 from aerie.serve.npu_view import ProgramViews
 from aerie.serve.output_processor import OutputRequest
@@ -31,7 +33,8 @@ from aerie.serve.preprocess import (
     EncodedChat,
     compile_output_constraints,
     compile_structured_output,
-    encode_chat,
+    encode_for_answer,
+    output_requests,
 )
 from aerie.serve.request_body import IS_LARGE
 from aerie.serve.request_outputs import RequestOutputs, max_concurrent
@@ -61,7 +64,7 @@ class ServerLimits:
     take some of the response. api_key: None allows everybody. origins: sites whose pages may send requests.
     is_local: accept only host names of this machine. slot_folder: None disables saving slots. load_wait_s:
     how long a request waits for its model. max_stored, max_stored_bytes: of stored responses and
-    conversations (response_store.py).
+    conversations (response_store.py). thinking_budget: tokens, for requests that set none.
     """
 
     queue: int = 64
@@ -81,16 +84,18 @@ class ServerLimits:
     load_wait_s: float = 120.0
     max_stored: int = 1000
     max_stored_bytes: int = 256 * 2**20
+    thinking_budget: int | None = None
 
 
 class ServedModel(NamedTuple):
     """A model and its name. open: opens it, which may take long. memory_bytes: estimates its memory. Both
-    raise AerieError. aliases: other names."""
+    raise AerieError. aliases: other names. reporter: what `open` reports to, if its progress is shown."""
 
     name: str
     open: Callable[[], OpenedModel]
     memory_bytes: Callable[[], int] = int
     aliases: Sequence[str] = ()
+    reporter: WatchedReporter | None = None
 
 
 class ModelState(enum.Enum):
@@ -172,6 +177,12 @@ class ModelService:
     def opened(self) -> OpenedModel | None:
         """The model if it is loaded, else None."""
         return self._worker.opened if self._worker and self.state is ModelState.LOADED else None
+
+    @property
+    def progress(self) -> Progress | None:
+        """What it compiles or loads now, at its start or for a request; None if nothing."""
+        reporter = self.served_model.reporter
+        return reporter.progress if reporter else None
 
     @property
     def running(self) -> int:
@@ -361,9 +372,34 @@ class ModelService:
         work = partial(compile_output_constraints, opened.session.grammar_compiler, body, opened.tokenizer)
         constraints = await self._run_in(self._grammar_threads, work, body.field_path)
         max_tokens = opened.session.model.positions
-        return EncodedChat(
-            await self.run_with_tokenizer(partial(encode_chat, body, max_tokens), body.field_path),
-            *constraints,
+        ids, thinking = await self.run_with_tokenizer(
+            partial(encode_for_answer, body, max_tokens), body.field_path
+        )
+        return EncodedChat(ids, *constraints, thinking)
+
+    def chat_requests(
+        self,
+        settings: SamplingFields,
+        chat: EncodedChat,
+        max_tokens: int | None,
+        thinking: ThinkingSettings = DEFAULT_THINKING,
+        expected: Sequence[int] = (),
+    ) -> list[OutputRequest]:
+        """Return one OutputRequest for each answer to a conversation. Raises as output_requests."""
+        opened, budget = self.require_loaded(), thinking.budget
+        if budget is None and opened.session.model.config.diffusion is None:
+            budget = self.limits.thinking_budget
+        return output_requests(
+            opened,
+            settings,
+            [chat.ids],
+            max_tokens,
+            self.limits.time_limit_s,
+            chat.grammar,
+            expected,
+            chat.tool_calls,
+            chat.thinking,
+            thinking._replace(budget=None if budget == UNLIMITED else budget),
         )
 
     async def grammar(self, opened: OpenedModel, output: StructuredOutput | None) -> Grammar | None:

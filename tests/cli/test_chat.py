@@ -8,8 +8,9 @@ import signal
 
 import pytest
 
+from aerie.cli.answer_printer import print_answer
 from aerie.cli.arguments import build_parser
-from aerie.cli.chat import COMMANDS, HELP, Chat, completions, stream
+from aerie.cli.chat import COMMANDS, HELP, Chat, completions
 from aerie.cli.chat_model import ChatModel
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.cli.word_wrap import WordWrapper
@@ -18,6 +19,7 @@ from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.generate import FinishReason, RequestFigures
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
+from aerie.engine.thinking import KNOWN_TAGS, ThinkingStart
 from aerie.engine.variant_set import VariantSet
 from aerie.engine.variants import parse_variants
 from aerie.multi_launch_builder.variants import Variant
@@ -27,10 +29,15 @@ class FakeTokenizer:
     """One token per message, and one for where the answer starts."""
 
     has_chat_template = True
+    start = None
 
-    def encode_chat(self, messages):
+    def encode_chat(self, messages, arguments=None):
+        self.arguments = arguments
         self.messages = [(message["role"], message["content"]) for message in messages]
         return [1] * (len(messages) + 1)
+
+    def thinking_start(self, prompt_ids):
+        return self.start
 
 
 class FakeGeneration:
@@ -176,6 +183,7 @@ def test_settings_hold_from_the_next_answer_on(session):
         ("temperature -1", "temperature is -1.0; it must be 0 (greedy) or more"),
         ("top-k 2.5", "top-k is '2.5'; it must be a whole number of 0 or more"),
         ("n-tokens 0", "n-tokens is 0; it must be a whole number of 1 or more"),
+        ("think maybe", "think is 'maybe'; it must be on, off, none, which leaves it to the template"),
     ],
 )
 def test_a_setting_that_cannot_be(session, words, message):
@@ -183,7 +191,7 @@ def test_a_setting_that_cannot_be(session, words, message):
     _, notes = converse(session, f"/set {words}", "/set")
     assert notes[0].startswith(message)
     assert notes[1].splitlines()[0].split() == ["temperature", "0.0"]
-    assert notes[1].splitlines()[-1].split() == ["n-tokens", "9"]
+    assert notes[1].splitlines()[-2].split() == ["n-tokens", "9"]
 
 
 def test_system_is_a_setting_too(session):
@@ -264,8 +272,64 @@ def test_words_are_whole_on_a_terminal(monkeypatch):
     for size in (1, 3, 100):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
         out, plain = Terminal(), io.StringIO()
-        assert stream(iter(pieces), out) == stream(iter(pieces), plain) == text
+        assert print_answer(pieces, out).text == print_answer(pieces, plain).text == text
         assert (out.getvalue(), plain.getvalue()) == (wrapped, text + "\n")
+
+
+OPEN = ThinkingStart(KNOWN_TAGS[0], is_open=True)
+THOUGHT = ["so", " it", " goes\n</thi", "nk>\n\nPa", "ris."]
+
+
+def test_thinking_is_dim_on_a_terminal_and_left_out_elsewhere(monkeypatch):
+    monkeypatch.setattr(WordWrapper.__init__, "__defaults__", (lambda: 8,))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    out, plain = Terminal(), io.StringIO()
+    assert print_answer(THOUGHT, out, OPEN) == print_answer(THOUGHT, plain, OPEN) == ("so it goes", "Paris.")
+    assert out.getvalue() == "\x1b[2mso it\ngoes\x1b[22m\n\nParis.\n"
+    assert plain.getvalue() == "Paris.\n"
+    assert print_answer(THOUGHT, None, OPEN) == ("so it goes", "Paris.")
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", ""), ("TERM", "dumb")])
+def test_thinking_has_headings_where_there_are_no_colours(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    out = Terminal()
+    print_answer(THOUGHT, out, OPEN)
+    assert out.getvalue() == "[thinking]\nso it goes\n\n[answer]\nParis.\n"
+
+
+def test_dim_ends_with_an_answer_that_fails_or_never_comes(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def pieces():
+        yield "so it "
+        raise PromptError("lost")
+
+    out = Terminal()
+    with pytest.raises(PromptError):
+        print_answer(pieces(), out, OPEN)
+    assert out.getvalue() == "\x1b[2mso it\x1b[22m"
+    out = Terminal()
+    print_answer(["so"], out, OPEN)
+    assert out.getvalue() == "\x1b[2mso\x1b[22m\n"
+
+
+def test_a_conversation_has_answers_without_their_thinking(session):
+    """And /set think says to the template whether there is any."""
+    session.tokenizer.start = OPEN
+    session.text = lambda generation: iter(["so</think>", "Hi"])
+    out, notes = converse(session, "one", "/set think on", "two", "/set think off", "/set", "three")
+    assert out == "Hi\nHi\nHi\n"
+    assert session.tokenizer.messages[1] == ("assistant", "Hi")
+    assert notes[:2] == ["think is on from the next answer on.", "think is off from the next answer on."]
+    assert notes[2].splitlines()[-1].split() == ["think", "off"]
+    assert session.tokenizer.arguments == {"enable_thinking": False}
+    converse(session, "/set think on", "/set think none", "one")
+    assert session.tokenizer.arguments == {}
+    session.text = lambda generation: iter(["so"])
+    assert converse(session, "one")[1][0].startswith("[all of it was thinking; /set n-tokens allows more")
 
 
 def test_what_is_held_back_is_written_when_an_answer_fails():
@@ -275,7 +339,7 @@ def test_what_is_held_back_is_written_when_an_answer_fails():
 
     out = Terminal()
     with pytest.raises(PromptError):
-        stream(pieces(), out)
+        print_answer(pieces(), out)
     assert out.getvalue() == "half a wo"
 
 
@@ -332,7 +396,7 @@ def test_system_message(session):
 def test_a_system_message_that_the_template_refuses(session):
     encode = session.tokenizer.encode_chat
 
-    def refuse(messages):
+    def refuse(messages, arguments=None):
         if messages[0]["role"] == "system":
             raise PromptError("the checkpoint's chat template refuses this conversation (no system)")
         return encode(messages)

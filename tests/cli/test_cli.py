@@ -43,7 +43,7 @@ def test_json_alone(run, make_checkpoint, monkeypatch):
     assert code == 0
     assert set(record) == {
         "text", "token_ids", "prompt_token_ids", "finish_reason", "ttft_s", "tokens_per_s", "passes",
-        "backend",
+        "backend", "thinking",
     }  # fmt: skip
     assert record["prompt_token_ids"] == tokenizer.encode_chat([{"role": "user", "content": "hi"}])
     assert record["text"] == tokenizer.decode(record["token_ids"])
@@ -301,6 +301,37 @@ def test_values_for_the_chat_template(run, damaged, checkpoints):
         code, _, err = run("--prompt", "hi", *wrong, model=damaged)
         assert code == 2
         assert message in err
+
+
+def test_thinking_is_turned_on_and_off_and_told_apart(run, damaged, checkpoints):
+    (damaged / "chat_template.jinja").unlink(missing_ok=True)
+    template = "a{% if enable_thinking is true %}<think>{% elif enable_thinking is false %}!{% endif %}"
+    checkpoints.edit_json(damaged / "tokenizer_config.json", chat_template=template)
+    flags = ("--prompt", "hi", "--n-tokens", "4", "--json")
+    tokenizer = load_tokenizer(damaged)
+    for more, prompt in (
+        (["--think"], "a<think>"),
+        (["--no-think"], "a!"),
+        (["--no-think", "--think"], "a<think>"),
+    ):
+        code, out, err = run(*flags, *more, model=damaged)
+        made = json.loads(out)
+        assert code == 0
+        assert tokenizer.decode(made["prompt_token_ids"]) == prompt
+        thinks = prompt.endswith(">")
+        assert bool(made["thinking"]) is thinks
+        assert bool(made["text"]) is not thinks
+        assert "cannot be turned on or off" not in err
+        assert ("note: all of it was thinking, and no answer came; --n-tokens" in err) is thinks
+    code, _, err = run(*flags, "--think", "--raw", model=damaged)
+    assert code == 2
+    assert "which --raw leaves out, and so are --think and --no-think" in err
+
+
+def test_thinking_that_the_template_cannot_switch(run, make_checkpoint):
+    code, _, err = run("--prompt", "hi", "--n-tokens", "1", "--no-think")
+    assert code == 0
+    assert "note: this model's chat template has no enable_thinking" in err
 
 
 def test_values_without_a_chat_template(run, make_checkpoint):

@@ -298,6 +298,10 @@ def test_model_that_is_not_there(run, tmp_path):
     pickle = run("--prompt", "hi", model=tmp_path / "tiny.bin")
     check_refused(pickle, "holds config.json (there is tiny.bin: a pickle can run code and is never read: ")
     (tmp_path / "tiny.bin").unlink()
+    (tmp_path / "model.onnx").touch()
+    onnx = run("--prompt", "hi", model=tmp_path / "model.onnx")
+    check_refused(onnx, "holds config.json (there is model.onnx: that format is not read: fetch the safet")
+    (tmp_path / "model.onnx").unlink()
     file.unlink()
     check_refused(
         run("--prompt", "hi", model=tmp_path), "config.json; give --model a Hugging Face checkpoint folder"

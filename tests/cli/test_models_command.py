@@ -159,14 +159,14 @@ def test_why_not(home, gguf_file, monkeypatch, capsys):
     (folder / "damaged.gguf").write_bytes(gguf_file.read_bytes()[:1000])
     shutil.copytree(DRAFTER, folder / "quantised")
     config = json.loads((folder / "quantised" / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    config["quantization_config"] = {"quant_method": "hqq", "bits": 4}
     (folder / "quantised" / "config.json").write_text(json.dumps(config))
     found = {Path(name).name: about for name, about in listed(folder).items()}
     assert found["runs.gguf"]["runs"]
     assert not found["damaged.gguf"]["runs"]
     assert "damaged.gguf" in found["damaged.gguf"]["problem"]
-    assert found["quantised"]["weights"] == "gptq 4 bits"
-    assert "the checkpoint is quantised with gptq" in found["quantised"]["problem"]
+    assert found["quantised"]["weights"] == "hqq 4 bits"
+    assert "the checkpoint is quantised with hqq" in found["quantised"]["problem"]
     assert main(["models", str(folder)]) == 0
     out = capsys.readouterr().out
     assert f"\n    {folder / 'quantised' / 'config.json'}: the checkpoint is quantised" in out

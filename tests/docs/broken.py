@@ -63,7 +63,7 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "gemma": _with("config.json", architectures=["Gemma2ForCausalLM"], model_type="gemma2"),
     "norms-queries": _with("config.json", use_qk_norm=True),
     "has-a-bias": _with_bias,
-    "quantised": _with("config.json", quantization_config={"quant_method": "gptq", "bits": 4}),
+    "quantised": _with("config.json", quantization_config={"quant_method": "hqq", "nbits": 4}),
     "yarn": _with("config.json", rope_scaling={"rope_type": "yarn", "factor": 4.0}),
     "head-dim-80": _with("config.json", head_dim=80),
     "too-wide": _with("config.json", intermediate_size=53248),

@@ -22,6 +22,8 @@ OF_OTHERS = {
     "PATH": "aerie/runtime/npu/toolchain.py",
     "PYTHONPATH": "aerie/virtual_npu/child_process.py",
     "RAY_USAGE_STATS_ENABLED": "aerie/serve/replicas.py",
+    "NO_COLOR": "aerie/cli/answer_printer.py",
+    "TERM": "aerie/cli/answer_printer.py",  # what the terminal is
     "XDG_CACHE_HOME": "aerie/common/folders.py",
     "XDG_STATE_HOME": "aerie/cli/line_input.py",
     "XILINX_XRT": "aerie/runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two

@@ -131,17 +131,18 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         ),
         ({"architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM'; it must be a list"),
         (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            r"the checkpoint is quantised with gptq \(quantization_config\); only unquantised checkpoints "
-            "are supported, in BF16, F16 or F32: fetch that one, or a GGUF file of the same model$",
+            {"quantization_config": {"quant_method": "hqq", "bits": 4}},
+            r"the checkpoint is quantised with hqq \(quantization_config\), which is not read; AWQ \(gemm\), "
+            r"GPTQ, compressed-tensors \(pack-quantized\), MLX \(affine\) and bitsandbytes are read: fetch "
+            "one of these, the unquantised checkpoint, or a GGUF file of the same model$",
         ),
         (
             {"quantization_config": {"bits": 4}},
-            r"the checkpoint is quantised \(quantization_config\); only unquantised checkpoints are",
+            r"the checkpoint is quantised with an unknown tool \(quantization_config\), which is not read",
         ),
         (
-            {"quantization": {"group_size": 64, "bits": 4}},
-            r"the checkpoint is quantised with MLX \(quantization\); only unquantised",
+            {"quantization": {"group_size": 64, "bits": 3}},
+            r"the checkpoint is quantised with mlx \(quantization\), and bits is 3, where 4 or 8 is read; ",
         ),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},

@@ -38,7 +38,7 @@ def make(tmp_path):
             raw = raw[order]
         path.write_bytes(bytes(96) + raw.tobytes())
         about = (path, "x", kind.name, shape, 96, shape[1])
-        return BlockTensor(*about, kind=block_types.READ[kind], permuted_head=permuted_head), expected
+        return BlockTensor(*about, block_type=block_types.READ[kind], permuted_head=permuted_head), expected
 
     return make
 
@@ -107,7 +107,7 @@ def test_five_bits_and_mxfp4_by_hand(tmp_path):
     for kind, (raw, values) in expected.items():
         path = tmp_path / kind.name
         path.write_bytes(raw)
-        tensor = BlockTensor(path, "x", kind.name, (1, 32), 0, 32, kind=block_types.READ[kind])
+        tensor = BlockTensor(path, "x", kind.name, (1, 32), 0, 32, block_type=block_types.READ[kind])
         np.testing.assert_array_equal(tensor.read().astype(np.float32), values[None].astype(np.float32))
 
 
@@ -116,7 +116,7 @@ def test_a_vector_in_pairs(tmp_path):
     values = np.arange(32, dtype=np.float32)
     (tmp_path / "x").write_bytes(permuted(values, 4).tobytes())
     tensor = BlockTensor(
-        tmp_path / "x", "x", "F32", (32,), 0, 1, kind=block_types.READ[0], permuted_head=HEAD
+        tmp_path / "x", "x", "F32", (32,), 0, 1, block_type=block_types.READ[0], permuted_head=HEAD
     )
     same(tensor.read(), values.astype(bf16))
     same(tensor.part(8, 8).read(), values[8:16].astype(bf16))
@@ -143,5 +143,5 @@ def test_a_file_that_ends_early(make):
 def test_a_scale_that_bf16_has_not(tmp_path):
     """MXFP4's largest exponent: 12 * 2 ** 127 is more than any float32."""
     (tmp_path / "x").write_bytes(bytes([255]) + bytes([0x77] * 16))
-    tensor = BlockTensor(tmp_path / "x", "x", "MXFP4", (1, 32), 0, 32, kind=block_types.READ[39])
+    tensor = BlockTensor(tmp_path / "x", "x", "MXFP4", (1, 32), 0, 32, block_type=block_types.READ[39])
     assert not np.isfinite(tensor.read().astype(np.float32)).any()

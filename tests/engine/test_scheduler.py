@@ -637,7 +637,7 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
         assert {one.finish_reason for one in (cold, empty, unknown, urgent)} == {FinishReason.ERROR}
         assert cold.error == "temperature is -1.0; it must be 0 (greedy) or more"
         assert empty.error.startswith("the prompt is empty")
-        assert unknown.error.startswith("there is no option 'warmth'; there are temperature, ")
+        assert unknown.error.startswith("there is no option 'warmth'; there are max_tokens, temperature, ")
         assert urgent.error == "priority is 'high', of the type str; give a whole number"
         scheduler = model._open().scheduler
         assert [one for one in scheduler._running if not one.is_finished] == []

@@ -72,6 +72,7 @@ def test_a_pointer_of_git_lfs_in_the_place_of_any_file(damaged, name):
         ("consolidated.safetensors", "this is the format of Meta or Mistral: fetch config.json"),
         ("model-00001-of-00002.safetensors", "parts are found by model.safetensors.index.json: fetch it too"),
         ("tf_model.h5", "that format is not read: fetch the safetensors or a GGUF file of the same model"),
+        ("openvino_model.bin", "this is a model of OpenVINO, Diffusers or ONNX Runtime, which is not read"),
         ("onnx", "that format is not read: fetch the safetensors or a GGUF file"),
         ("model.q4nx", "that format is not read: fetch the safetensors or a GGUF file"),
         ("weights.00.npz", "this is MLX's older format, which is not read: fetch safetensors or a GGUF file"),

@@ -1,4 +1,4 @@
-"""Other projects' tests of servers, run against `aerie serve` with the demo model, and a table of what came.
+"""Other projects' tests of servers, run against `aerie serve` with smollm2, and a table of what came.
 
     python -m tests.outside --llama-cpp tools/server/tests --lemonade test --tester openai-compatible-tester
 
@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 @contextmanager
 def serving(flags: Sequence[str]) -> Iterator[int]:
-    """A server with the demo model; its port. SystemExit where it does not start."""
+    """A server; its port. SystemExit where it does not start."""
     command = [sys.executable, "-m", "aerie", "serve", "--port", "0", *flags]
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, stderr=log) as server:
         try:

@@ -22,10 +22,11 @@ class ServerProcess:
 
     def make_request(self, method, path, data=None):
         self.data, self.headers = data, {"a-name": 1}
+        self.body = {"usage": {"prompt_tokens": 5}, "timings": [{"prompt_n": 2, "predicted_n": 3}]}
         return self
 
     def make_stream_request(self, method, path, data=None):
-        return data
+        yield {"asked": data, "choices": [{"delta": {"role": "assistant", "content": ""}}]}
 
 def match_regex(regex, text):
     return False
@@ -37,9 +38,10 @@ server = utils.ServerProcess()
 
 def test_settings():
     asked = {"temperature": 0, "n_predict": 100}
-    assert server.make_request("POST", "/completion", asked).data == {**asked, "seed": 42, "n_predict": 64}
-    made = server.make_stream_request("POST", "/chat/completions", {})
-    assert made == {"temperature": 0.8, "seed": 42, "max_tokens": 64}
+    assert server.make_request("POST", "/completion", asked).data == {**asked, "seed": 42}
+    (made,) = server.make_stream_request("POST", "/chat/completions", {})
+    assert made["asked"] == {"temperature": 0.8, "seed": 42, "max_tokens": 64}
+    assert made["choices"][0]["delta"]["content"] is None
     assert server.make_request("GET", "/slots").data is None
 
 def test_headers():
@@ -47,6 +49,13 @@ def test_headers():
 
 def test_text():
     assert utils.match_regex("a", "b")
+
+def test_lengths():
+    body = server.make_request("POST", "/completion", {}).body
+    assert body["usage"]["prompt_tokens"] == 77
+    assert body["timings"][0]["prompt_n"] + 1 == 4
+    assert not body["usage"]["prompt_tokens"] > 5
+    assert body["timings"][0]["predicted_n"] != 4
 
 def test_that_is_passed_over():
     raise AssertionError
@@ -92,12 +101,12 @@ def test_a_suite_of_pytest(suite: Path, capsys: pytest.CaptureFixture[str]) -> N
     output = capsys.readouterr().out
     assert "skipped  test_made_up.py::test_that_is_passed_over: too far" in output
     assert "failed   test_made_up.py::test_that_fails: assert 1 == 2" in output
-    assert "llama.cpp: 2 passed, 1 passed, text not compared, 1 skipped, 1 failed" in output
+    assert "llama.cpp: 2 passed, 2 passed, text not compared, 1 skipped, 1 failed" in output
 
 
 def test_reasons() -> None:
     skips = suites.LLAMA_CPP_SKIPS["test_completion.py"]
-    assert suites.reason(skips, "test_completion[a-b]") == suites.COUNTS
+    assert suites.reason(skips, "test_nocache_long_input_prompt") == suites.CONTEXT
     assert suites.reason(skips, "test_completion_with_tokens_input") == ""
     every = [*suites.LLAMA_CPP_SKIPS.values(), *suites.LEMONADE_SKIPS.values(), suites.TESTER_SKIPS]
     assert all(why for each in every for why in each.values())

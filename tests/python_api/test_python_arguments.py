@@ -65,6 +65,7 @@ def test_wrong_types_of_an_answer(model: Model, name: str, value: Any, wanted: s
         ("model", 5, "5, of the type int; give a text or a path"),
         ("backend", None, "None, of the type NoneType; give a text"),
         ("variants", 8, "8, of the type int; give a text, or None"),
+        ("weights", "q5", "'q5'; give one of auto, bf16, q8, q4"),
         ("seq_len", "128", "'128', of the type str; give a whole number, or None"),
         ("devices", None, "None, of the type NoneType; give the index of a device"),
         ("kv_pool", 1.5, "1.5, of the type float; give a whole number, or None"),
@@ -75,6 +76,12 @@ def test_wrong_types_of_an_answer(model: Model, name: str, value: Any, wanted: s
 def test_wrong_types_of_load(name: str, value: Any, wanted: str) -> None:
     with pytest.raises(UserError, match=f"^{name} is {wanted}"):
         load(**{name: value})
+
+
+def test_a_name_of_transformers_is_pointed_on(model: Model) -> None:
+    words = r"no option 'max_new_tokens' \(did you mean max_tokens\?\); there are max_tokens, temperature"
+    with pytest.raises(UserError, match=words):
+        model.stream(FRANCE, max_new_tokens=5)  # type: ignore[call-arg]
 
 
 def test_numbers_of_numpy_are_numbers(model: Model) -> None:

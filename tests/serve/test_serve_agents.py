@@ -86,7 +86,6 @@ def test_what_a_message_request_ignores_is_in_a_header(serving: Any) -> None:
         "output_config.task_budget",
         "speed",
         "system.cache_control",
-        "thinking.display",
         "tools of type web_search_20250305",
         "tools.cache_control",
         "tools.defer_loading",

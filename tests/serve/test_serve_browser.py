@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,49 +11,39 @@ import pytest
 
 from aerie.serve.models import ModelManager
 from aerie.serve.service import ServedModel
+from tests.serve.browsing import (
+    ANSWER,
+    IN_CHROMIUM,
+    PHONE,
+    QUESTION,
+    answer_with,
+    ask,
+    is_as_wide_as_its_window,
+    new_page,
+    running_browser,
+    whole,
+)
 from tests.serve.conftest import opened
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
-]
-QUESTION, ANSWER = "What is the capital of France?", "The capital of France is Paris."
+pytestmark = IN_CHROMIUM
 NAME = "cached_attn_ar8_cl512"
-PHONE = {"width": 390, "height": 800}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+    with running_browser(playwright) as started:
+        yield started
 
 
 @pytest.fixture
 def page(browser: Any, serving: Any) -> Iterator[Any]:
-    """A page of a browser that keeps nothing from before; a script that fails, fails the test."""
-    context, wrong = browser.new_context(base_url=serving.url, color_scheme="light"), []
-    opened = context.new_page()
-    opened.on("pageerror", lambda error: wrong.append(error))
-    yield opened
-    context.close()
-    assert not wrong
-
-
-def ask(page: Any, question: str = QUESTION) -> None:
-    page.fill("#text", question)
-    page.press("#text", "Enter")
+    with new_page(browser, serving.url) as page:
+        yield page
 
 
 def back(page: Any) -> str:
     return str(page.locator("body").evaluate("body => getComputedStyle(body).backgroundColor"))
-
-
-def is_as_wide_as_its_window(page: Any) -> bool:
-    return bool(page.locator("html").evaluate("html => html.scrollWidth <= html.clientWidth"))
 
 
 def test_a_chat_is_answered_again_and_kept(page: Any) -> None:
@@ -67,30 +56,21 @@ def test_a_chat_is_answered_again_and_kept(page: Any) -> None:
     answer = page.locator("article").last.locator(".text")
     assert answer.inner_text().strip() == ANSWER
     page.get_by_role("button", name="Regenerate").click()
-    page.get_by_text("cached").wait_for()
+    page.get_by_role("group", name="Version 2 of 2").wait_for()
     assert answer.inner_text().strip() == ANSWER
     page.get_by_role("button", name="New conversation").click()
     page.reload()
     page.get_by_role("navigation").get_by_role("button", name=QUESTION, exact=True).click()
     assert answer.inner_text().strip() == ANSWER
-    page.get_by_role("button", name="Edit").click()
-    assert page.get_by_label("Your message").input_value() == QUESTION
-    assert page.locator("article").count() == 0
+    page.get_by_role("group", name="Version 2 of 2").wait_for()
 
 
 def test_settings_are_sent_and_code_is_shown_as_code(page: Any) -> None:
-    sent: list[Any] = []
-
-    def answered(route: Any) -> None:
-        sent.append(json.loads(route.request.post_data))
-        piece = {"choices": [{"delta": {"content": "See:\n```py\nx = 1 < 2\n```\n"}}]}
-        text = f"data: {json.dumps(piece)}\n\ndata: [DONE]\n\n"
-        route.fulfill(body=text, content_type="text/event-stream")
-
-    page.route("**/v1/chat/completions", answered)
+    sent = answer_with(page, whole("See:\n```py\nx = 1 < 2\n```\n"))
     page.goto("/")
     page.click("#settings")
     page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_text("More about sampling").click()
     page.get_by_label("Seed").fill("7")
     page.get_by_role("button", name="Done").click()
     ask(page)
@@ -98,6 +78,8 @@ def test_settings_are_sent_and_code_is_shown_as_code(page: Any) -> None:
     assert page.locator("pre").inner_text().strip() == "x = 1 < 2"
     assert sent[0]["messages"][0] == {"role": "system", "content": "Be brief."}
     assert sent[0]["seed"] == 7
+    page.reload()
+    assert page.locator("pre").inner_text().strip() == "x = 1 < 2"
 
 
 def test_escape_stops_an_answer(page: Any) -> None:
@@ -106,7 +88,7 @@ def test_escape_stops_an_answer(page: Any) -> None:
     ask(page)
     page.locator("#stop").wait_for(state="visible")
     page.keyboard.press("Escape")
-    page.get_by_text("stopped", exact=True).wait_for()
+    playwright.expect(page.locator(".end")).to_have_text("You stopped this answer.")
     assert page.locator("#stop").is_hidden()
 
 
@@ -177,15 +159,16 @@ def test_a_choice_of_models(browser: Any, starting_models: Any) -> None:
     page = context.new_page()
     page.goto("/")
     choice = page.get_by_label("Model", exact=True)
-    assert choice.locator("option").all_text_contents() == ["demo", "demo-drafter (unloaded)"]
+    playwright.expect(choice.locator("option")).to_have_text(["demo", "demo-drafter (unloaded)"])
     assert is_as_wide_as_its_window(page)
     choice.select_option("demo-drafter")
     ask(page)
-    page.get_by_text("tokens/s").wait_for()
+    page.get_by_text("of these").wait_for()
     page.get_by_role("option", name="demo-drafter", exact=True).wait_for(state="attached")
     assert serving.models.all["demo-drafter"].opened is not None
     page.reload()
     playwright.expect(page.get_by_label("Model", exact=True)).to_have_value("demo-drafter")
+    page.click("#list")
     page.click("#npu")
     page.wait_for_url("**/npu?model=demo-drafter")
     page.get_by_role("heading", name="The last request").wait_for()

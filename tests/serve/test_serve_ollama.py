@@ -299,6 +299,7 @@ def test_models(serving: Any) -> None:
     assert info["general.parameter_count"] > 10**5
     assert shown["capabilities"] == ["completion", "tools"]
     assert shown["template"]
+    assert post(serving, "/api/show", name="demo")["details"] == shown["details"]  # Open WebUI sends both
     assert "no model 'x'" in post(serving, "/api/show", 404, model="x")["error"]
 
 
@@ -383,9 +384,10 @@ def test_an_error_in_a_stream_is_its_last_line() -> None:
     assert [each["body"] for each in sent[1:]] == [b" ", line]
 
 
-def test_the_body_of_curl_is_json(serving: Any) -> None:
-    """Ollama's documentation shows curl -d without a header; the forms of pages are refused."""
-    form = {"Content-Type": "application/x-www-form-urlencoded"}
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/octet-stream"])
+def test_the_body_of_a_client_that_names_no_type_is_json(serving: Any, kind: str) -> None:
+    """Ollama's documentation shows curl -d without a header, and LiteLLM sends bytes; pages are refused."""
+    form = {"Content-Type": kind}
     with serving.http as http:
         assert http.post("/api/show", content=b'{"model": "demo"}', headers=form).status_code == 200
         for name in ("Origin", "Referer"):

@@ -1,23 +1,22 @@
-"""The chat page: it asks for nothing from elsewhere, and what its script computes."""
+"""The chat page as it is served: its files, their types, and what the browser may do with them."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import random
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aerie.serve.app
+from aerie.engine.reporter import Reporter
+from aerie.serve.load_progress import Progress, WatchedReporter
+from aerie.serve.service import ServedModel
 
-PAGE = (Path(aerie.serve.app.__file__).parent / "page.html").read_text(encoding="utf-8")
-(SCRIPT,) = re.findall(r"<script>(.*?)</script>", PAGE, re.DOTALL)
+FOLDER = Path(aerie.serve.app.__file__).parent / "page"
+FILES = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+PAGE = FILES["index.html"]
+SCRIPTS = "\n".join(text for name, text in FILES.items() if name.endswith("js"))
 
 
 def test_the_page_is_served_and_may_fetch_nothing_else(serving: Any, limit: Any) -> None:
@@ -26,111 +25,89 @@ def test_the_page_is_served_and_may_fetch_nothing_else(serving: Any, limit: Any)
         response = http.get("/")
     assert (response.status_code, response.text) == (200, PAGE)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
-    policy = response.headers["content-security-policy"]
-    assert "default-src 'none'; connect-src 'self'" in policy
-    known = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    assert policy.endswith(f"script-src 'sha256-{known}'")
+    policy = dict(each.split(" ", 1) for each in response.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert {policy[f"{kind}-src"] for kind in ("connect", "script", "style")} == {"'self'"}
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert policy["trusted-types"] == "'none'"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "index.html"])
+def test_a_file_of_the_page_is_sent_once(serving: Any, limit: Any, name: str) -> None:
+    limit(api_key="k")
+    kind = "text/css" if name.endswith("css") else "text/javascript"
+    with serving.http as http:
+        first = http.get(f"/page/{name}")
+        again = http.get(f"/page/{name}", headers={"If-None-Match": first.headers["etag"]})
+        other = http.get(f"/page/{name}", headers={"If-None-Match": '"older"'})
+    assert (first.status_code, first.text) == (200, FILES[name])
+    assert first.headers["content-type"] == f"{kind}; charset=utf-8"
+    assert first.headers["cache-control"] == "no-cache"
+    assert first.headers["x-content-type-options"] == "nosniff"
+    assert (again.status_code, again.content) == (304, b"")
+    assert other.status_code == 200
+
+
+@pytest.mark.parametrize("name", ["index.html", "none.js", "..%2Fapp.py"])
+def test_a_file_that_the_page_has_not(serving: Any, name: str) -> None:
+    with serving.http as http:
+        response = http.get(f"/page/{name}")
+    assert response.status_code == 404
+    if "%" not in name:
+        message = response.json()["error"]["message"]
+        assert message.startswith(f"the chat page has no file '{name}'; it has answers.mjs, ")
 
 
 def test_the_page_has_no_outside_asset_and_writes_no_html() -> None:
-    assert not re.search(r"https?://|\bsrc=|<link|@import|url\(", PAGE)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|\bon\w+=\"", PAGE)
+    assert not re.search(r"https?://\w|@import|url\(", PAGE + FILES["page.css"])
+    assert not re.search(r"<script>|<style|\bon\w+=|\bstyle=|javascript:", PAGE)
+    assert set(re.findall(r'(?:src|href)="(page/[^"]+)"', PAGE)) <= {f"page/{name}" for name in FILES}
+    writes_html = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc|DOMParser|"
+        r"createContextualFragment|setHTML"
+    )
+    assert not re.search(writes_html, SCRIPTS)
+    imported = set(re.findall(r'from "\./([\w.]+)"', SCRIPTS))
+    assert imported <= set(FILES)
+    assert not re.search(r'from "[^.]|import\(', SCRIPTS)
 
 
 def test_every_control_has_a_name() -> None:
-    named = set(re.findall(r'<label for="(\w+)"', PAGE))
-    inside = re.findall(
-        r"<label>[^<]+<(?:input|textarea|select)[^>]* id=\"(\w+)\"|<label>[^<]+<textarea id=\"(\w+)\"", PAGE
-    )
-    named |= {one for pair in inside for one in pair if one}
-    assert set(re.findall(r"<(?:input|textarea|select)[^>]* id=\"(\w+)\"", PAGE)) == named
+    controls = re.findall(r"<(?:input|textarea|select)[^>]* id=\"(\w+)\"", PAGE)
+    labels = re.findall(r"<label[^>]*>.*?</label>", PAGE)
+    named = {name for label in labels for name in re.findall(r'(?:for|id)="(\w+)"', label)}
+    assert set(controls) <= named
+    assert all(re.sub("<[^>]+>", "", label).strip() for label in labels)
     assert all(text.strip() for text in re.findall(r"<button[^>]*>([^<]*)<", PAGE))
-    ids = re.findall(r'\bid="(\w+)"', PAGE)
+    ids = re.findall(r'\bid="([\w-]+)"', PAGE)
     assert len(ids) == len(set(ids))
-    assert set(re.findall(r'\$\("(\w+)"\)', SCRIPT)) <= set(ids)
+    assert set(re.findall(r'byId\("([\w-]+)"\)', SCRIPTS)) <= set(ids)
 
 
-def in_node(expression: str) -> Any:
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no node here")
-    text = f"{SCRIPT}\nconsole.log(JSON.stringify({expression}))"
-    done = subprocess.run([node, "-"], input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def test_loading_tells_its_progress(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reporter = WatchedReporter(quiet=True)
+    model = ServedModel("demo", serving.service.served_model.open, reporter=reporter)
+    monkeypatch.setattr(serving.service, "served_model", model)
+    with serving.http as http, reporter.bar("compiling", 12) as step:
+        step("rms_gemms_rope_ar8", 3)
+        told = {"title": "compiling", "done": 3, "total": 12, "what": "rms_gemms_rope_ar8"}
+        assert http.get("/health").json()["progress"] == {"demo": told}
+        monkeypatch.setattr(type(serving.models), "is_starting", True)
+        starting = http.get("/health")
+    assert (starting.status_code, starting.headers["retry-after"]) == (503, "2")
+    assert starting.json()["error"]["code"] == "loading"
+    assert starting.json()["progress"] == {"demo": told}
+    assert reporter.progress is None
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        (
-            'parts("a\\n```py\\nx = 1\\n```\\nb")',
-            [{"text": "a\n"}, {"code": "x = 1\n", "language": "py"}, {"text": "b"}],
-        ),
-        ('parts("```\\nopen")', [{"code": "open", "language": ""}]),
-        ('parts("plain `x` text")', [{"text": "plain `x` text"}]),
-        ('parts("")', []),
-        (
-            'events("data: {\\"a\\":1}\\n\\n: still at work\\n\\ndata: [DONE]\\n\\ndata: {\\"b\\"")',
-            {"made": [{"a": 1}], "rest": 'data: {"b"'},
-        ),
-        (
-            'body({system: "Be brief.", messages: [{role: "user", content: "Hi", figures: "x"}, '
-            '{role: "assistant", content: ""}]}, {temperature: "0", seed: "", top_p: "0.5"})',
-            {
-                "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "temperature": 0,
-                "top_p": 0.5,
-            },
-        ),
-        (
-            'body({messages: [{role: "user", content: "Hi"}]}, {model: "demo-drafter"})',
-            {
-                "messages": [{"role": "user", "content": "Hi"}],
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "model": "demo-drafter",
-            },
-        ),
-        (
-            "figures({completion_tokens: 11, prompt_tokens: 70, prompt_tokens_details: {cached_tokens: 64}}, "
-            "0, 500)",
-            "11 tokens, 20.0 tokens/s; prompt 70, of these 64 cached",
-        ),
-        (
-            "figures({completion_tokens: 1, prompt_tokens: 7}, 5, 5)",
-            "1 tokens; prompt 7, of these 0 cached",
-        ),
-    ],
-)
-def test_what_the_script_computes(expression: str, expected: Any) -> None:
-    assert in_node(expression) == expected
-
-
-def test_no_write_over_a_conversation_loses_anything() -> None:
-    """Whatever tabs write, one after the other: all that was written is in the conversation or a version."""
-    chance = random.Random(1)
-    texts = ["a", "ab", "abc", "b"]
-    runs = [
-        [chance.choices(texts, k=chance.randrange(5)) for _ in range(chance.randint(1, 6))]
-        for _ in range(1000)
-    ]
-    made = in_node(
-        f"{json.dumps(runs)}.map(writes => writes.reduce((kept, texts) => over("
-        '{messages: texts.map(content => ({role: "user", content}))}, kept), null))'
-    )
-    for writes, kept in zip(runs, made, strict=True):
-        there = [[each["content"] for each in one] for one in (kept["messages"], *kept["versions"])]
-        assert there[0] == writes[-1]
-        for written in writes:
-            assert any(_holds(one, written) for one in there), (writes, there)
-        assert len(there) <= len(writes)
-
-
-def _holds(messages: list[str], before: list[str]) -> bool:
-    if not before:
-        return True
-    *whole, last = before
-    return messages[: len(whole)] == whole and "".join(messages[len(whole) : len(before)]).startswith(last)
+def test_a_watched_bar_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, int]] = []
+    reporter = WatchedReporter(terminal=False)
+    monkeypatch.setattr("aerie.engine.reporter.no_progress", lambda what, done: shown.append((what, done)))
+    with reporter.bar("loading weights", 2) as step:
+        assert reporter.progress == Progress("loading weights", 0, 2)
+        step("layer 1", 1)
+        assert reporter.progress == Progress("loading weights", 1, 2, "layer 1")
+    assert reporter.progress is None
+    assert shown == [("layer 1", 1)]
+    assert isinstance(reporter, Reporter)

@@ -42,22 +42,29 @@ class BlockGroups:
     def unit(self) -> int:
         return max(1, self.tensor.permuted_head)
 
+    @property
+    def value_bits(self) -> float:
+        return 8 * self.tensor.block_type.size / self.tensor.block_type.values
+
     @cached_property
     def block(self) -> WeightBlock:
-        return _BLOCKS[self.tensor.kind.name]
+        return _BLOCKS[self.tensor.block_type.name]
 
     def values(self, first: int, rows: int) -> F32Array:
         def dequantize(raw: Blocks) -> F32Array:
-            return dequantize_blocks(raw.reshape(-1), self.tensor.kind).reshape(len(raw), -1)
+            return dequantize_blocks(raw.reshape(-1), self.tensor.block_type).reshape(len(raw), -1)
 
         return read_heads(self.tensor, first, rows, dequantize)
 
+    def check_scales(self) -> None:
+        self.tensor.check_scales()
+
     def groups(self, first: int, rows: int) -> GroupedWeights:
-        split = _SPLIT.get(self.tensor.kind.name)
+        split = _SPLIT.get(self.tensor.block_type.name)
         if split is None:
             return quantise_q8(self.values(first, rows))
         raw = read_heads(self.tensor, first, rows, lambda raw: raw)
-        parts = split(raw.reshape(-1, self.tensor.kind.size))
+        parts = split(raw.reshape(-1, self.tensor.block_type.size))
         minima = None if parts.minima is None else _bf16(parts.minima).reshape(rows, -1)
         codes, scales = parts.codes.reshape(rows, -1), _bf16(parts.scales).reshape(rows, -1)
         return GroupedWeights(self.block, codes, scales, minima)
@@ -66,7 +73,7 @@ class BlockGroups:
 def quantised_block_tensor(tensor: BlockTensor) -> QuantisedTensor | None:
     """The same tensor, quantised on the device; None for one whose type has no block there. tensor: a whole
     matrix, not a part."""
-    if tensor.kind.name not in _BLOCKS or len(tensor.shape) != 2:
+    if tensor.block_type.name not in _BLOCKS or len(tensor.shape) != 2:
         return None
     about = (tensor.path, tensor.name, tensor.dtype, tensor.shape, tensor.start, tensor.pitch)
     return QuantisedTensor(*about, rounding=tensor.rounding, source=BlockGroups(tensor))

@@ -8,6 +8,7 @@ head are neighbours in the file, then 1 and hd/2 + 1, where transformers has the
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aerie.engine.errors import WeightsError
 from aerie.engine.gguf.block_types import READ, BlockType
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.tensors import CONVERTED, RowReader, Tensor, TensorFile, read_in_chunks, round_into
@@ -34,7 +36,7 @@ class BlockTensor(Tensor):
     row, column: where this part of it begins.
     """
 
-    kind: BlockType = READ[0]
+    block_type: BlockType = READ[0]
     permuted_head: int = 0
     row: int = 0
     column: int = 0
@@ -44,8 +46,12 @@ class BlockTensor(Tensor):
         return True
 
     @property
+    def stored_bytes(self) -> int:
+        return math.prod(self.shape) // self.block_type.values * self.block_type.size
+
+    @property
     def row_bytes(self) -> int:
-        return self.pitch // self.kind.values * self.kind.size
+        return self.pitch // self.block_type.values * self.block_type.size
 
     def transposed(self) -> Tensor:
         raise NotImplementedError("rows of blocks have no columns to read alone")
@@ -63,6 +69,12 @@ class BlockTensor(Tensor):
         with _BlockFile(part) as file:
             read_in_chunks(partial(file.read_rows, out), len(out), width, CHUNK_BYTES, unit, threads)
 
+    def check_scales(self) -> None:
+        threads = min(MOST_THREADS, os.cpu_count() or 1)
+        if self.block_type.scales_at:
+            with _BlockFile(self) as file:
+                read_in_chunks(file.check_scales, self.shape[0], self.row_bytes, CHUNK_BYTES, 1, threads)
+
     def opened(self) -> RowReader:
         return _BlockFile(self)
 
@@ -79,6 +91,24 @@ class _BlockFile(TensorFile):
     def row(self, out: BF16Array, number: int) -> None:
         self._rows(out[None], number)
 
+    def check_scales(self, piece: slice) -> None:
+        """Raises WeightsError if a scale or minimum in some rows of the file is not finite."""
+        tensor = self._tensor
+        rows, kind = piece.stop - piece.start, tensor.block_type
+        raw = np.empty((rows * tensor.row_bytes // kind.size, kind.size), np.uint8)
+        self.bytes_into(memoryview(raw.reshape(-1).data), tensor.start + piece.start * tensor.row_bytes)
+        for at in kind.scales_at:
+            scales = np.ascontiguousarray(raw[:, at : at + 2]).view(np.float16)[:, 0]
+            finite = np.isfinite(scales)
+            if not finite.all():
+                block = int(np.argmin(finite))
+                row, column = divmod(block, tensor.pitch // kind.values)
+                raise WeightsError(
+                    f"tensor {tensor.name} in {tensor.path} has a scale of {scales[block]} ({kind.name}, row "
+                    f"{piece.start + row} of the file, columns from {column * kind.values} on); scales must "
+                    "be finite numbers: the file is damaged, fetch it again"
+                )
+
     def _rows(self, out: BF16Array, first: int) -> None:
         """As many rows as `out` has, from row `first` on: whole heads, as many as a core's cache holds."""
         tensor = self._tensor
@@ -94,7 +124,7 @@ class _BlockFile(TensorFile):
     def _values(self, first: int, rows: int) -> F32Array:
         """Rows of whole heads, in transformers' order: (rows, columns)."""
         tensor = self._tensor
-        values = self.heads(first, rows, lambda raw: dequantize_blocks(raw.reshape(-1), tensor.kind))
+        values = self.heads(first, rows, lambda raw: dequantize_blocks(raw.reshape(-1), tensor.block_type))
         columns = tensor.shape[1] if len(tensor.shape) > 1 else 1
         return values[:, tensor.column : tensor.column + columns]
 

@@ -9,31 +9,33 @@ from typing import NamedTuple
 
 
 class BlockType(NamedTuple):
-    """A block of `values` values of a row takes `size` bytes. number: what a file calls it."""
+    """A block of `values` values of a row takes `size` bytes. number: what a file calls it. scales_at: the
+    bytes of it where scales and minima in float16 begin."""
 
     name: str
     number: int
     values: int
     size: int
+    scales_at: tuple[int, ...] = ()
 
 
 READ = {
-    number: BlockType(name, number, values, size)
-    for name, number, values, size in (
+    number: BlockType(name, number, values, size, tuple(scales_at))
+    for name, number, values, size, *scales_at in (
         ("F32", 0, 1, 4),
         ("F16", 1, 1, 2),
-        ("Q4_0", 2, 32, 18),
-        ("Q4_1", 3, 32, 20),
-        ("Q5_0", 6, 32, 22),
-        ("Q5_1", 7, 32, 24),
-        ("Q8_0", 8, 32, 34),
-        ("Q2_K", 10, 256, 84),
-        ("Q3_K", 11, 256, 110),
-        ("Q4_K", 12, 256, 144),
-        ("Q5_K", 13, 256, 176),
-        ("Q6_K", 14, 256, 210),
-        ("IQ4_NL", 20, 32, 18),
-        ("IQ4_XS", 23, 256, 136),
+        ("Q4_0", 2, 32, 18, 0),
+        ("Q4_1", 3, 32, 20, 0, 2),
+        ("Q5_0", 6, 32, 22, 0),
+        ("Q5_1", 7, 32, 24, 0, 2),
+        ("Q8_0", 8, 32, 34, 0),
+        ("Q2_K", 10, 256, 84, 80, 82),
+        ("Q3_K", 11, 256, 110, 108),
+        ("Q4_K", 12, 256, 144, 0, 2),
+        ("Q5_K", 13, 256, 176, 0, 2),
+        ("Q6_K", 14, 256, 210, 208),
+        ("IQ4_NL", 20, 32, 18, 0),
+        ("IQ4_XS", 23, 256, 136, 0),
         ("BF16", 30, 1, 2),
         ("MXFP4", 39, 32, 17),
     )

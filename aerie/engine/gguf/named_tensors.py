@@ -16,9 +16,7 @@ from aerie.engine.gguf.block_groups import quantised_block_tensor
 from aerie.engine.gguf.block_tensors import BlockTensor
 from aerie.engine.gguf.container import GGUFError, TensorEntry, short
 from aerie.engine.gguf.model_files import GGUFModel
-from aerie.engine.numerics import bf16
 from aerie.engine.tensors import DTYPES, Tensor
-from aerie.runtime.memory import format_bytes, format_file_bytes
 
 IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 PERMUTED = ("attn_q", "attn_k")
@@ -64,17 +62,6 @@ def name_in_file(name: str, architecture: Architecture) -> str:
     names = architecture.layer_names.items()
     found = next((ours for ours, theirs in names if theirs == layer[2]), None)
     return f"blk.{layer[1]}.{found}.{suffix}" if found else name
-
-
-def size_note(model: GGUFModel) -> str:
-    """What the weights are in the file, and what they come to in bf16, as which they are computed with."""
-    stored, kinds = model.stored_bytes, " and ".join(model.stored_bytes)
-    values = sum(math.prod(entry.shape) for entry in model.tensors.values())
-    size = format_file_bytes(sum(stored.values()))
-    return (
-        f"note: the tensors of {model.path.name} take {size} in the file ({kinds}), "
-        f"and {format_bytes(bf16.itemsize * values)} of memory as bf16, which is computed with"
-    )
 
 
 def _named(
@@ -123,7 +110,7 @@ def _tensor(entry: TensorEntry, permuted_head: int = 0, first: int = 0, rows: in
     if entry.kind.name in DTYPES and not permuted_head:
         whole = Tensor(*about)
     else:
-        whole = BlockTensor(*about, kind=entry.kind, permuted_head=permuted_head)
+        whole = BlockTensor(*about, block_type=entry.kind, permuted_head=permuted_head)
     whole = replace(whole, start=entry.start + first * whole.row_bytes)
     return (isinstance(whole, BlockTensor) and quantised_block_tensor(whole)) or whole
 

@@ -1,0 +1,218 @@
+"""Writes a checkpoint as a quantised GGUF file, with the gguf package.
+
+Keys and names are those of llama.cpp's converter. Matrices are quantised by the package, whose results are
+those of llama.cpp's own quantiser; vectors stay float32. As there (llama-quant.cpp), the LM head is kept
+finer than 4 bits, also if it is the embeddings, and a matrix whose width no block divides is not quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.config import ModelConfig
+from aerie.engine.errors import CheckpointError, WeightsError
+from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_FREQS, Architecture
+from aerie.engine.gguf.block_types import READ, BlockType
+from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
+from aerie.engine.gguf_tokenizer_writer import tokenizer_keys
+from aerie.engine.numerics import F32Array, widen
+from aerie.engine.quantised import ComputedTensor
+from aerie.engine.reporter import OnProgress
+from aerie.engine.rope import LinearScaling, Llama3Scaling
+from aerie.engine.tensors import Tensor
+from aerie.engine.weights import EMBED, LM_HEAD
+
+FORMATS = {"q4_0": ("Q4_0", 2), "q4_1": ("Q4_1", 3), "q8_0": ("Q8_0", 7)}
+"""The type of matrices, and the number of the file's type (general.file_type), by what a user asks for."""
+OF_HEAD = "Q8_0"
+QUANTISATION_VERSION = 2
+ROWS_AT_ONCE = 1024
+
+TYPES = {kind.name: kind for kind in READ.values()}
+
+
+class PlannedTensor(NamedTuple):
+    """A tensor to be written. heads: in which its rows are permuted; 0 for none."""
+
+    name: str
+    tensor: Tensor
+    kind: BlockType
+    heads: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.tensor.shape)) // self.kind.values * self.kind.size
+
+
+def plan_tensors(checkpoint: Checkpoint, form: str) -> list[PlannedTensor]:
+    """Every tensor of the file, in its order. form: one of FORMATS. Raises CheckpointError for a checkpoint
+    that is quantised already."""
+    config, architecture = checkpoint.config, _architecture(checkpoint.config)
+    planned = []
+    for name, tensor in checkpoint.weights.named():
+        if isinstance(tensor, ComputedTensor):
+            raise CheckpointError(
+                f"tensor {tensor.name} in {tensor.path} is quantised already ({tensor.dtype}); quantising it "
+                "again would lose more: take the unquantised checkpoint"
+            )
+        heads = _heads(name, config) if architecture.permutes_qk else 0
+        head = LM_HEAD if not config.tie_word_embeddings else EMBED
+        kind = _kind(tensor, OF_HEAD if name == head else FORMATS[form][0])
+        planned.append(PlannedTensor(name_in_file(name, architecture), tensor, kind, heads))
+    return planned
+
+
+def write_gguf(path: Path, checkpoint: Checkpoint, form: str, step: OnProgress) -> None:
+    """Write a checkpoint to a file that is not there yet. step: called after each tensor. Raises
+    CheckpointError for a model that GGUF cannot say, and OSError."""
+    import gguf
+
+    planned, keys = plan_tensors(checkpoint, form), _keys(checkpoint, form)
+    extra = _divisors(checkpoint.config)
+    with closing(gguf.GGUFWriter(path, _name(checkpoint.config))) as writer:
+        for key, value in keys.items():
+            _add(writer, key, value)
+        for name, values in extra.items():
+            writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
+        for each in planned:
+            _add_info(writer, each)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for values in extra.values():
+            writer.write_tensor_data(values)
+        for done, each in enumerate(planned, 1):
+            writer.write_tensor_data(np.concatenate([*_data(each)]))
+            step(each.name, done)
+
+
+def _architecture(config: ModelConfig) -> Architecture:
+    return ARCHITECTURES[_name(config)]
+
+
+def _name(config: ModelConfig) -> str:
+    """GGUF's name of the architecture. Raises CheckpointError."""
+    kind = {"MistralForCausalLM": "llama"}.get(config.architecture)
+    kind = kind or config.architecture.removesuffix("ForCausalLM").lower()
+    if kind not in ARCHITECTURES or config.diffusion is not None:
+        raise CheckpointError(
+            f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(ARCHITECTURES)} are"
+        )
+    return kind
+
+
+def _kind(tensor: Tensor, wanted: str) -> BlockType:
+    if len(tensor.shape) == 1:
+        return TYPES["F32"]
+    kind = TYPES[wanted]
+    return TYPES["BF16"] if tensor.shape[1] % kind.values else kind
+
+
+def _heads(name: str, config: ModelConfig) -> int:
+    """Heads in which rows of a tensor are permuted; 0 where they are not."""
+    counts = zip(PERMUTED, (config.num_attention_heads, config.num_key_value_heads), strict=True)
+    return next((count for stem, count in counts if f"{stem[-1]}_proj" in name), 0)
+
+
+def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
+    config = checkpoint.config
+    of_model = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.dimension_count": config.head_dim,
+        "rope.freq_base": float(config.rope_theta),
+        **_scaling(config),
+        **({"attention.sliding_window": config.sliding_window} if config.sliding_window else {}),
+    }
+    about = {
+        "general.type": "model",
+        "general.name": checkpoint.folder.name,
+        "general.file_type": FORMATS[form][1],
+        "general.quantization_version": QUANTISATION_VERSION,
+    }
+    named = {f"{_name(config)}.{key}": value for key, value in of_model.items()}
+    return about | named | tokenizer_keys(checkpoint.tokenizer, config)
+
+
+def _scaling(config: ModelConfig) -> dict[str, Any]:
+    """Keys of the RoPE rule; that of Llama 3 is a tensor. Raises CheckpointError."""
+    rule = config.rope_scaling
+    if rule is None or isinstance(rule, Llama3Scaling):
+        return {}
+    if isinstance(rule, LinearScaling):
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(rule.factor)}
+    raise CheckpointError(f"the RoPE rule {rule.name} is not written as GGUF; linear and llama3 are")
+
+
+def _divisors(config: ModelConfig) -> dict[str, F32Array]:
+    """The tensor that says the rule of Llama 3: what each frequency is divided by (llama.cpp,
+    conversion/llama.py)."""
+    rule = config.rope_scaling
+    if not isinstance(rule, Llama3Scaling):
+        return {}
+    powers = np.float64(config.rope_theta) ** (np.arange(0, config.head_dim, 2) / config.head_dim)
+    turns = rule.original_max_position_embeddings / (2 * np.pi * powers)
+    kept = np.clip((turns - rule.low_freq_factor) / (rule.high_freq_factor - rule.low_freq_factor), 0, 1)
+    return {ROPE_FREQS: (1 / ((1 - kept) / rule.factor + kept)).astype(np.float32)}
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    """Add a key by the type that llama.cpp reads it as."""
+    adders = {
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
+    adders.get(type(value), writer.add_array)(key, value)
+
+
+def _add_info(writer: Any, planned: PlannedTensor) -> None:
+    import gguf
+
+    kind, shape = planned.kind, planned.tensor.shape
+    if kind.name == "F32":
+        writer.add_tensor_info(planned.name, shape, np.dtype(np.float32), planned.nbytes)
+        return
+    in_bytes = (*shape[:-1], shape[-1] // kind.values * kind.size)
+    raw = gguf.GGMLQuantizationType(kind.number)
+    writer.add_tensor_info(planned.name, in_bytes, np.dtype(np.uint8), planned.nbytes, raw_dtype=raw)
+
+
+def _data(planned: PlannedTensor) -> Iterator[NDArray[Any]]:
+    """The bytes of a tensor, some rows at a time: (rows, bytes), or float32 of a vector."""
+    import gguf
+
+    tensor, kind = planned.tensor, planned.kind
+    if kind.name == "F32":
+        yield widen(tensor.read())
+        return
+    unit = tensor.shape[0] // planned.heads if planned.heads else 1
+    at_once = max(1, ROWS_AT_ONCE // unit) * unit
+    for first in range(0, tensor.shape[0], at_once):
+        values = widen(tensor.part(first, min(at_once, tensor.shape[0] - first)).read())
+        if not np.isfinite(values).all():
+            raise WeightsError(
+                f"tensor {tensor.name} in {tensor.path} holds values that are no finite numbers, in rows "
+                f"from {first} on, and cannot be quantised: the file is damaged, fetch it again"
+            )
+        if planned.heads:
+            halves = values.reshape(-1, 2, unit // 2, values.shape[1])
+            values = halves.swapaxes(1, 2).reshape(values.shape)
+        with np.errstate(all="ignore"):
+            yield gguf.quants.quantize(values, gguf.GGMLQuantizationType(kind.number)).view(np.uint8)

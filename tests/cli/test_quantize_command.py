@@ -1,0 +1,209 @@
+"""`aerie quantize` and `aerie inspect`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from safetensors.numpy import load_file
+
+from aerie.cli.arguments import main
+from aerie.cli.checkpoints import BUILT_IN_MODELS
+from aerie.engine import gguf_file_writer as file_writer
+from aerie.engine import gguf_tokenizer_writer as tokenizer_writer
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.errors import CheckpointError, WeightsError
+from aerie.engine.gguf_file_writer import write_gguf
+from aerie.engine.reporter import no_progress
+from tests import quantised_folders
+from tests.engine.checkpoints import LLAMA3_ROPE, edit_json, write_checkpoint
+
+TEXTS = ("Hello  World 123's\n\n é", "<|eos|>", "naïve 日本語 🙂\t\tx")
+OURS = {"q4_1": "q4", "q8_0": "q8"}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Checkpoints of each architecture that is written, with the rules of RoPE."""
+    folder = tmp_path_factory.mktemp("plain")
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    return {
+        "llama": write_checkpoint(folder / "llama", rope_parameters=LLAMA3_ROPE, hidden_size=288),
+        "qwen2": write_checkpoint(
+            folder / "qwen2", family="Qwen2", rope_parameters=plain, tie_word_embeddings=False
+        ),
+        "qwen3": write_checkpoint(
+            folder / "qwen3",
+            family="Qwen3",
+            rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("form", file_writer.FORMATS)
+def test_a_file_is_the_model(name, form, checkpoints, tmp_path):
+    """Config, tokens and weights are those of the checkpoint; in the formats that load quantises to, bit by
+    bit those that it makes."""
+    source, out = checkpoints[name], tmp_path / "x.gguf"
+    assert main(["quantize", str(source), str(out), "--format", form]) == 0
+    given, made = open_checkpoint(source, OURS.get(form, "q4")), open_checkpoint(out, "q4")
+    assert made.config == given.config
+    assert [made.tokenizer.encode(text) for text in TEXTS] == [given.tokenizer.encode(text) for text in TEXTS]
+    assert made.tokenizer.chat_template == given.tokenizer.chat_template
+    kinds = set()
+    for (ours, tensor), (theirs, other) in zip(given.weights.named(), made.weights.named(), strict=True):
+        assert (ours, tensor.kind) == (theirs, other.kind)
+        kinds.add(other.dtype)
+        if form in OURS or tensor.kind != "q4":
+            np.testing.assert_array_equal(tensor.read().view(np.uint16), other.read().view(np.uint16))
+    assert kinds == {"F32", "Q8_0", form.upper()}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_what_llama_cpp_reads_is_there(name, checkpoints, tmp_path):
+    """By its keys, without our own copy of the tokenizer, tokens are the same; queries are permuted."""
+    out = tmp_path / "x.gguf"
+    write_gguf(out, open_checkpoint(checkpoints[name]), "q8_0", no_progress)
+    reader = gguf.GGUFReader(out)
+    said = {key: reader.fields[key].contents() for key in ("general.architecture", "general.file_type")}
+    assert said == {"general.architecture": name, "general.file_type": 7}
+    keys = {key: field.contents() for key, field in reader.fields.items() if key.startswith("tokenizer")}
+    assert keys.pop("tokenizer.huggingface.json")
+    assert (keys["tokenizer.ggml.pre"], keys["tokenizer.ggml.model"]) == ("gpt-2", "gpt2")
+    from aerie.engine.gguf.tokenizer import tokenizer_from_metadata
+
+    backend, _ = tokenizer_from_metadata(keys)
+    tokenizer = open_checkpoint(checkpoints[name]).tokenizer
+    assert [backend.encode(text).ids for text in TEXTS[::2]] == [
+        tokenizer.encode(text) for text in TEXTS[::2]
+    ]
+    stored = load_file(checkpoints[name] / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    values = stored.astype(np.float32)
+    if name == "llama":
+        values = values.reshape(4, 2, 32, -1).swapaxes(1, 2).reshape(values.shape)
+    tensor = next(each for each in reader.tensors if each.name == "blk.0.attn_q.weight")
+    np.testing.assert_array_equal(tensor.data, gguf.quants.quantize(values, Type.Q8_0))
+
+
+def test_a_file_that_is_there_stays(checkpoints, tmp_path, capsys):
+    out = tmp_path / "x.gguf"
+    out.write_text("mine")
+    assert main(["quantize", str(checkpoints["qwen3"]), str(out)]) == 2
+    assert "x.gguf is there already; name another file, or replace it with --force" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert main(["quantize", str(checkpoints["qwen3"]), str(out), "--force"]) == 0
+    assert out.read_bytes()[:4] == b"GGUF"
+    assert [*tmp_path.iterdir()] == [out]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("", "is a folder; name the file to write, such as"),
+        ("no/x.gguf", "there is no folder .*no for x.gguf"),
+    ],
+)
+def test_places_that_are_none(place, message, checkpoints, tmp_path, capsys):
+    assert main(["quantize", str(checkpoints["qwen3"]), str(tmp_path / place)]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_nothing_is_left_where_writing_fails(checkpoints, tmp_path, capsys, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(file_writer, "_data", fail)
+    assert main(["quantize", str(checkpoints["qwen3"]), str(tmp_path / "x.gguf")]) == 2
+    assert "x.gguf (No space left on device); name another place" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_models_that_are_not_written(checkpoints, tmp_path, monkeypatch):
+    written = tmp_path / "x.gguf"
+    write_gguf(written, open_checkpoint(checkpoints["qwen3"]), "q4_0", no_progress)
+
+    def refused(error, message, source):
+        with pytest.raises(error, match=message):
+            write_gguf(tmp_path / "y.gguf", open_checkpoint(source), "q4_0", no_progress)
+
+    refused(CheckpointError, r"is quantised already \(Q8_0\); quantising it again would lose more", written)
+    refused(
+        CheckpointError, "is not written as GGUF; llama, qwen2, qwen3 are", BUILT_IN_MODELS["demo-diffusion"]
+    )
+    turned = shutil.copytree(checkpoints["qwen3"], tmp_path / "turned")
+    factors = [1.0] * 32
+    rule = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": factors}
+    edit_json(turned / "config.json", rope_parameters=rule | {"original_max_position_embeddings": 64})
+    refused(CheckpointError, "the RoPE rule longrope is not written as GGUF; linear and llama3 are", turned)
+    damaged = shutil.copytree(checkpoints["qwen3"], tmp_path / "damaged")
+    data = bytearray((damaged / "model.safetensors").read_bytes())
+    data[-(512 * 256 * 2) :] = b"\xff" * (512 * 256 * 2)
+    (damaged / "model.safetensors").write_bytes(data)
+    refused(WeightsError, "holds values that are no finite numbers, in rows from", damaged)
+    monkeypatch.setattr(tokenizer_writer, "GROUPS", ())
+    refused(
+        CheckpointError,
+        "the tokenizer cuts text as none of those that GGUF has a name for",
+        turned.parent / "damaged",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda whole: whole["model"].update(byte_fallback=True), "is no byte-level BPE"),
+        (lambda whole: whole["model"]["vocab"].update(x=9999), "has the token 9999, and the model has 512"),
+    ],
+)
+def test_tokenizers_that_are_not_written(change, message, checkpoints, tmp_path):
+    folder = shutil.copytree(checkpoints["qwen3"], tmp_path / "x")
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    change(whole)
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(CheckpointError, match=f"the tokenizer {message}"):
+        write_gguf(tmp_path / "y.gguf", open_checkpoint(folder), "q4_0", no_progress)
+
+
+def test_every_tensor_and_what_it_loses(checkpoints, tmp_path, capsys):
+    out = tmp_path / "x.gguf"
+    write_gguf(out, open_checkpoint(checkpoints["llama"]), "q4_1", no_progress)
+    assert main(["inspect", str(out), "--weights", "q4", "--json"]) == 0
+    about = json.loads(capsys.readouterr().out)
+    tensors = {each["name"]: each for each in about["tensors"]}
+    query = tensors["model.layers.0.self_attn.q_proj.weight"]
+    assert (query["stored"], query["kind"], query["shape"]) == ("Q4_1", "q4", [256, 288])
+    assert query["stored_bytes"] == 256 * 288 // 32 * 20
+    assert query["device_bytes"] == 8 * 2 * 5120
+    assert 2e-3 < query["loss"] < 8e-3
+    assert [(each["stored"], each["kind"]) for each in about["kinds"]] == [
+        ("Q4_1", "q4"),
+        ("Q8_0", "q8"),
+        ("F32", "bf16"),
+    ]
+    assert about["kinds"][0]["tensors"] == 14
+    assert about["stored_bytes"] == sum(each["stored_bytes"] for each in about["tensors"])
+    assert about["kinds"][0]["loss"] <= about["kinds"][0]["largest_loss"]
+    assert main(["inspect", str(out), "--weights", "bf16"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"q_proj\.weight +256x288 +Q4_1 +bf16 +45\.0 KiB +144\.0 KiB +0\.1\d\d %", shown)
+    assert re.search(r"\nall +\d+ ", shown)
+
+
+def test_the_loss_is_that_of_loops(tmp_path, capsys):
+    """Of one matrix, from the values that its tool stored, to those that blocks hold."""
+    from aerie.engine.weight_files import find_tensors
+    from aerie.engine.weight_report import _loss
+
+    stored = quantised_folders.awq()
+    named = {f"m.{name}": array for name, array in stored.tensors.items()}
+    quantised_folders.write(tmp_path, named, quantised_folders.CONFIGS["awq"])
+    tensor = find_tensors(tmp_path).tensors["m.weight"]
+    error = tensor.to_bf16().astype(float) - stored.values
+    assert _loss(tensor) == pytest.approx(np.sqrt((error**2).mean() / (stored.values**2).mean()), rel=1e-4)
+    assert tensor.stored_bytes == sum(array.nbytes for array in stored.tensors.values())
