@@ -6,8 +6,8 @@
 #include <cstdlib>
 
 #include "registers.hpp"
-#include "weight_blocks.hpp"
 #include "vnpu/prefetch.h"
+#include "weight_blocks.hpp"
 
 namespace aie {
 

@@ -96,10 +96,10 @@ struct weight_tables {
   AIE_HOST_INLINE static void by_fours(const std::uint8_t* from, std::uint16_t (&to)[4][32]) {
     __m512i in[4];
     each_of_four([&](auto i) AIE_HOST_LAMBDA { in[i] = _mm512_loadu_si512(from + 64 * i); });
-    alignas(64) static constexpr std::uint16_t order[2][32] = {
-        {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60, 1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61},
-        {2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62,
-         3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 59, 63}};
+    alignas(64) static constexpr std::uint16_t order[2][32] = {{0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60,
+                                                                1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61},
+                                                               {2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62,
+                                                                3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 59, 63}};
     for (unsigned two = 0; two < 2; ++two) {
       const __m512i places = _mm512_load_si512(order[two]);
       const __m512i first = _mm512_permutex2var_epi16(in[0], places, in[1]);
