@@ -127,7 +127,10 @@ def test_variants_give_the_bits_of_bf16(seed: int | None) -> None:
     ],
     ids=["the six programs", "64 rows", "decode in rows", "two devices"],
 )
-def test_every_family_gives_the_bits_of_bf16(options: dict[str, Any]) -> None:
+def test_every_family_gives_the_bits_of_bf16(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VNPU_DEVICES", "2")
     checkpoint = in_blocks(DEMO_FOLDER, None)
     found, plain = (open_session(each, **options) for each in (checkpoint, in_bf16(checkpoint)))
     assert passes(found) == passes(plain)
