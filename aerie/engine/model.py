@@ -311,7 +311,7 @@ def lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:
     argument = program.arguments["lm_head_0"]
     is_packed = argument.dtype is byte
     rows = argument.shape[0] * (BLOCK_ROWS if is_packed else 1)
-    fill = _blocks_or_zero if is_packed else _rows_or_zero
+    fill: Any = _blocks_or_zero if is_packed else _rows_or_zero
     return {f"lm_head_{part}": partial(fill, lm_head, part * rows) for part in range(LM_HEAD_PARTITIONS)}
 
 

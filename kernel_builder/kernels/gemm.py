@@ -60,7 +60,7 @@ from aerie.kernel_builder.spec import (
     Parameters,
     Tolerance,
 )
-from aerie.kernel_builder.values import ExternalFunction, OptLevel
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction, OptLevel
 from aerie.kernel_builder.weight_blocks import (
     BF16,
     BLOCK_COLUMNS,
@@ -192,7 +192,7 @@ def _unpack(kernel: Kernel, tiles: GemmTiles, block: WeightBlock) -> ExternalFun
     }
     blocks = L1((down, across, block.nbytes), byte)
     side = (tiles.tile_n // MMUL_BLOCK, tiles.tile_k_l1 // MMUL_BLOCK)
-    types = [i32, blocks, L1((*side, MMUL_BLOCK, MMUL_BLOCK), bf16)]
+    types: list[ArgumentType] = [i32, blocks, L1((*side, MMUL_BLOCK, MMUL_BLOCK), bf16)]
     *_, unpack = names.values()
     return kernel.external(unpack, f"weight_blocks_{suffix}.o", types, SOURCE, {**built, **names}, OPTIMIZE)
 

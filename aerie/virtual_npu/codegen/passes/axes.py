@@ -106,7 +106,7 @@ def axis_of(loop: Loop, sides: Block) -> Axis:
     ]
     made = sides[1].rearranged
     argument = 0 if made is None or made.argument is None else made.argument.terms.get(loop.variable, 0)
-    return Axis(loop.trip_count, *steps, *within, argument * loop.step)
+    return replace(Axis(loop.trip_count, *steps, *within), b_argument=argument * loop.step)
 
 
 def at_first_iteration(side: Operand, loops: Sequence[Loop]) -> Operand:
