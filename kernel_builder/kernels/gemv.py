@@ -253,7 +253,7 @@ def max_row_length(device: DeviceModel = NPU2) -> int:
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The product in f32, rounded once to bf16."""
     weight = weight_of(parameters, arrays["weight"], parameters["m"], parameters["k"])
-    product: Array = weight.astype(np.float32) @ arrays["x"].astype(np.float32)
+    product = np.asarray(weight.astype(np.float32) @ arrays["x"].astype(np.float32))
     return {"out": product.astype(bf16.numpy)}
 
 
