@@ -261,7 +261,7 @@ def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str,
     """Standard normal numbers, the weight of the kind that is asked for."""
     m, k = parameters["m"], parameters["k"]
     weight = random_weight(parameters, rng, m, k)
-    return {"weight": weight, "x": rng.standard_normal(k).astype(bf16.numpy)}
+    return {"weight": weight, "x": rng.standard_normal((k,)).astype(bf16.numpy)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
