@@ -46,6 +46,7 @@ override KNOWN := MODEL HOST PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VAR
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
+override BENCH := $(if $(filter undefined file,$(origin WEIGHTS)),benchmarks,benchmarks.weight_kinds --weights="$$WEIGHTS")
 
 # Every value reaches the programs through the environment, as it was typed: no shell and no make reads it again.
 $(foreach name,$(KNOWN) $(GIVEN),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
@@ -100,7 +101,7 @@ help: ## list targets and variables
 	$(DO)echo "  N_TOKENS     maximum number of tokens to generate"
 	$(DO)echo "  VARIANTS     programs for n tokens against m positions, such as 8,128x512,2048; default: a set for the model's size"
 	$(DO)echo "  DECODE       guide (default): GEMVs, attention on the CPU; rows: the programs of prompts, all on the device"
-	$(DO)echo "  WEIGHTS      auto (default): as in the files; bf16; q8 or q4: what is in 16 or 32 bits is quantised"
+	$(DO)echo "  WEIGHTS      auto (default): as in the files; bf16; q8 or q4: what is in 16 or 32 bits is quantised; make bench: against bf16"
 	$(DO)echo "  CONTEXT_END  stop (default), shift or sink: what happens at the end of the largest context"
 	$(DO)echo "  DEVICES      0 (default): one device; 0,1: devices that share the model, with DECODE=rows"
 	$(DO)echo "  SEQ_LEN      one prompt length to compile for, in tokens, instead of VARIANTS"
@@ -161,7 +162,7 @@ diagnosis: $(TEST) ## name the first step, from kernel to logits, that differs f
 	$(DO)$(PY) -m aerie diagnosis $(common) $(prompt) $(OR_EXIT)
 
 bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against transformers in bf16
-	$(DO)$(PY) -m benchmarks $(BENCH_MODEL) $(call option,--isa,ISA) $(OR_EXIT)
+	$(DO)$(PY) -m $(BENCH) $(BENCH_MODEL) $(call option,--isa,ISA) $(OR_EXIT)
 
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	$(DO)$(PY) -m aerie mlir $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(OUT),-- "$$OUT") $(OR_EXIT)

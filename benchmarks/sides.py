@@ -171,7 +171,7 @@ class AerieSide:
             next_logits_row(model, decode_step(model, ids[0], cache))
             return
         model = self._model(ROWS, len(ids))
-        head = model.programs[program_name("lm_head", len(ids))]
+        head = model.program(program_name("lm_head", len(ids)))
         x = rms_norm(prefill(model, ids, cache), model.final_norm, model.config.rms_norm_eps)
         model.runner.run(head, bo_key=buffer_set(head, 0), on_device=(), copy=False, x=x)
 

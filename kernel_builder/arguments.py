@@ -62,7 +62,10 @@ i16 = DType("i16", np.int16, "i16")
 i32 = DType("i32", np.int32, "i32")
 i64 = DType("i64", np.int64, "i64")
 
-DTYPES: tuple[DType, ...] = (bf16, f16, f32, i8, i16, i32, i64)
+byte = DType("byte", np.uint8, "i8")
+"""Of packed weights (weight_blocks.py): bytes, which only C++ on the cores takes for numbers."""
+
+DTYPES: tuple[DType, ...] = (bf16, f16, f32, i8, i16, i32, i64, byte)
 
 u8 = DType("u8", np.uint8, "ui8")
 u16 = DType("u16", np.uint16, "ui16")

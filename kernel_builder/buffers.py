@@ -36,6 +36,7 @@ from aerie.kernel_builder.index import Index, IndexLike
 ElementType: TypeAlias = BFloat16Type | Float16Type | Float32Type | IntegerType
 
 _ELEMENT_TYPES: dict[str, ElementType] = {
+    "byte": IntegerType(8),
     "bf16": BFloat16Type(),
     "f16": Float16Type(),
     "f32": Float32Type(),

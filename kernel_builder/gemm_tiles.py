@@ -192,12 +192,8 @@ def choose_row_tiles(m: int, k: int, n: int, device: DeviceModel = NPU2, **given
     """
     for name, extent in (("m", m), ("k", k), ("n", n)):
         require_multiple("gemm_rows", name, extent, MMUL_BLOCK, "the matrix unit works on 8x8 blocks")
-    if m > MAX_ROWS:
-        raise IllegalShapeError(
-            f"gemm_rows: m={m} rows, and a core holds at most {MAX_ROWS} beside its weights; use {MAX_ROWS}, "
-            "or gemm, whose cores share the rows"
-        )
-    herd_x, herd_y = _whole_array(m, n, given, device)
+    check_rows(m)
+    herd_x, herd_y = whole_array(m, n, given, device)
     multiple = GROUP_STEPS if k % GROUP_STEPS == 0 else MMUL_BLOCK
     tile_k_l1 = given.get("tile_k_l1") or largest_divisor(k, MAX_ROWS_TILE_K_L1, multiple)
     tiles = GemmTiles(
@@ -213,19 +209,30 @@ def choose_row_tiles(m: int, k: int, n: int, device: DeviceModel = NPU2, **given
     return tiles
 
 
-def _whole_array(m: int, n: int, overrides: Mapping[str, int | None], device: DeviceModel) -> tuple[int, int]:
+def check_rows(m: int) -> None:
+    """Raise IllegalShapeError if a core cannot hold m rows beside its weights."""
+    if m > MAX_ROWS:
+        raise IllegalShapeError(
+            f"gemm_rows: m={m} rows, and a core holds at most {MAX_ROWS} beside its weights; use {MAX_ROWS}, "
+            "or gemm, whose cores share the rows"
+        )
+
+
+def whole_array(
+    m: int, n: int, overrides: Mapping[str, int | None], device: DeviceModel, unit: int = MMUL_BLOCK
+) -> tuple[int, int]:
     """Columns and rows of cores that share n, as given or the best: first as many sums as a core can hold,
     then as many cores, then more columns than rows, because each column has its own path to memory.
+
+    unit: columns of n that one core has at least.
     """
-    width = overrides.get("tile_n") or MMUL_BLOCK
+    width = overrides.get("tile_n") or unit
     require_multiple("gemm_rows", "n", n, width, "tile_n")
     grid = itertools.product(range(1, device.columns + 1), range(1, device.rows + 1))
     legal = [(x, y) for x, y in grid if n // width % (x * y) == 0]
 
     def worth(cores: tuple[int, int]) -> tuple[int, ...]:
-        tile_n = overrides.get("tile_n") or largest_divisor(
-            n // math.prod(cores), MAX_ROWS_TILE_N, MMUL_BLOCK
-        )
+        tile_n = overrides.get("tile_n") or largest_divisor(n // math.prod(cores), MAX_ROWS_TILE_N, unit)
         return (
             math.prod(accumulator_blocks(m // MMUL_BLOCK, tile_n // MMUL_BLOCK)),
             math.prod(cores),

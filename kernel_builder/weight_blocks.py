@@ -19,12 +19,15 @@ zeros.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from aerie.kernel_builder.arguments import IllegalShapeError
 
 BLOCK_ROWS = 32
 BLOCK_COLUMNS = 256
@@ -76,6 +79,19 @@ Q4 = WeightBlock("q4", 4, has_minima=True)
 Q8 = WeightBlock("q8", 8, has_minima=False)
 WEIGHT_BLOCKS = {block.name: block for block in (Q4, Q8)}
 """By name. A weight that lies in rows of bf16, as Hugging Face stores it, has none: its kind is `bf16`."""
+BF16 = "bf16"
+KINDS = (BF16, *WEIGHT_BLOCKS)
+"""The kinds of a weight."""
+
+
+def weight_block(kernel: str, kind: str) -> WeightBlock | None:
+    """The block of a kind; None for `bf16`. kernel: for the message. Raises IllegalShapeError for others."""
+    if kind not in KINDS:
+        raise IllegalShapeError(
+            f"{kernel}: weight={kind!r} is no kind of a weight, so nothing says how it lies; use one of "
+            f"{', '.join(KINDS)}"
+        )
+    return WEIGHT_BLOCKS.get(kind)
 
 
 @dataclass(frozen=True)
@@ -158,3 +174,47 @@ def _unpack_codes(packed: Bytes, bits: int) -> Codes:
     whole = blocks.transpose(0, 2, 4, 1, 3).reshape(down * BLOCK_ROWS, across * BLOCK_COLUMNS)
     codes: Codes = np.ascontiguousarray(whole)
     return codes if bits == 4 else codes.view(np.int8)
+
+
+# ---- for kernels ----
+
+SOURCE = "weight_blocks.cc"
+FUNCTIONS = ("matvec_blocks_f32", "matvec_block_rows_bf16", "unpack_blocks_bf16")
+"""The functions of SOURCE."""
+
+
+def quantise(weights: Array, block: WeightBlock) -> GroupedWeights:
+    """The nearest codes of weights (rows, columns), float32, with the scales that reach their extremes.
+
+    q4: the minimum is the least weight of a group, a step a 15th of its range. q8: a step is a 127th of the
+    largest magnitude. Both are rounded to bf16 first. Groups of equal weights have steps of zero.
+    """
+    rows, columns = weights.shape
+    groups = -(-columns // GROUP)
+    cut = np.full((rows, groups * GROUP), np.nan, np.float32)
+    cut[:, :columns] = weights
+    cut = cut.reshape(rows, groups, GROUP)
+    low, high = np.nanmin(cut, axis=2), np.nanmax(cut, axis=2)
+    minima = low.astype(ml_dtypes.bfloat16) if block.has_minima else None
+    step = (high - low) / 15 if block.has_minima else np.maximum(-low, high) / 127
+    scales = step.astype(ml_dtypes.bfloat16)
+    offset = 0 if minima is None else minima.astype(np.float32)[..., None]
+    wide = scales.astype(np.float32)[..., None]
+    steps = np.divide(cut - offset, wide, out=np.zeros_like(cut), where=wide != 0)
+    least, greatest = block.code_range
+    codes = np.clip(np.nan_to_num(np.rint(steps)), least, greatest)
+    dtype = np.uint8 if block.bits == 4 else np.int8
+    return GroupedWeights(block, codes.reshape(rows, -1)[:, :columns].astype(dtype), scales, minima)
+
+
+def random_weight(parameters: Mapping[str, Any], rng: np.random.Generator, rows: int, columns: int) -> Array:
+    """A kernel's weight of standard normal numbers: (rows, columns) bf16, or packed as its kind asks."""
+    weights = rng.standard_normal((rows, columns)).astype(np.float32)
+    block = WEIGHT_BLOCKS.get(parameters.get("weight", BF16))
+    return quantise(weights, block).pack() if block else weights.astype(ml_dtypes.bfloat16)
+
+
+def weight_of(parameters: Mapping[str, Any], weight: Array, rows: int, columns: int) -> Array:
+    """A kernel's weight as bf16 (rows, columns), whatever its kind."""
+    block = WEIGHT_BLOCKS.get(parameters.get("weight", BF16))
+    return unpack(block, weight, rows, columns).to_bf16() if block else weight

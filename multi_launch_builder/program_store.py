@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,19 @@ from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Pr
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape
 from aerie.multi_launch_builder.variants import Variant, plan_by_name, plan_variant_programs
+from aerie.multi_launch_builder.weight_kinds import plan_with_kinds, split_name
 
 SOURCES = ("air_dialect", "common", "device", "virtual_npu", "kernel_builder", "multi_launch_builder")
 """Our own folders that determine a program's text, as `package_digest` hashes them."""
 
 
-def load_programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
-    """As `build_programs`, with its results and errors, from the store if it has them."""
+def load_programs(
+    shape: ModelShape, seq_len: int, names: Collection[str] | None = None
+) -> dict[str, Program]:
+    """As `build_programs`, with its results and errors, from the store if it has them.
+
+    names: those of the six, also with kinds of weights; None means the six for weights in bf16.
+    """
 
     def check() -> None:
         from aerie.multi_launch_builder import shape_limits  # xDSL comes with it
@@ -34,7 +40,16 @@ def load_programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
         shape_limits.check_shape(shape)
         shape_limits.check_seq_len(seq_len)
 
-    return _programs(plan_programs(shape, seq_len), check)
+    return _programs(plan_six(shape, seq_len, names), check)
+
+
+def plan_six(shape: ModelShape, seq_len: int, names: Collection[str] | None = None) -> dict[str, ProgramPlan]:
+    """As `plan_programs`; names may have kinds of weights."""
+    if names is None:
+        return plan_programs(shape, seq_len)
+    split = {name: split_name(name) for name in names}
+    plans = plan_programs(shape, seq_len, {base for base, _ in split.values()})
+    return {name: plan_with_kinds(plans[base], kinds) for name, (base, kinds) in split.items()}
 
 
 def load_variant_programs(shape: ModelShape, variants: Iterable[Variant]) -> dict[str, Program]:
@@ -53,7 +68,13 @@ def load_programs_by_name(shape: ModelShape, names: Iterable[str]) -> list[Progr
 
 def load_plans_by_name(shape: ModelShape, names: Iterable[str]) -> list[ProgramPlan]:
     """As `load_programs_by_name`, the plans only."""
-    return [plan_by_name(shape, name) or plan_programs(shape, SEQ_LEN_STEP, [name])[name] for name in names]
+    return [_plan(shape, name) for name in names]
+
+
+def _plan(shape: ModelShape, name: str) -> ProgramPlan:
+    base, kinds = split_name(name)
+    plan = plan_by_name(shape, base) or plan_programs(shape, SEQ_LEN_STEP, [base])[base]
+    return plan_with_kinds(plan, kinds)
 
 
 def _programs(plans: Mapping[str, ProgramPlan], check: Callable[[], None]) -> dict[str, Program]:

@@ -27,7 +27,8 @@ def open_checkpoint(folder: Path, weights: str = "auto") -> Checkpoint:
     """Read config and tokenizer of a folder or a GGUF file, and check every tensor's shape and type. weights:
     what they are on the device, one of quantised.KINDS. Raises CheckpointError."""
     config = load_config(folder)
-    return Checkpoint(folder, config, load_tokenizer(folder), Weights(folder, config, weights))
+    tensors = Weights(folder, config, weights)
+    return Checkpoint(folder, replace(config, weight_kinds=tensors.kinds), load_tokenizer(folder), tensors)
 
 
 def with_block_size(checkpoint: Checkpoint, size: int | None, note: Callable[[str], None]) -> Checkpoint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from aerie.engine.model_family import DiffusionConfig, ModelFamily
 from aerie.engine.rope import RopeScaling, read_rule
 from aerie.engine.unsupported_models import check_sizes, check_supported
 from aerie.multi_launch_builder import ModelShape
+from aerie.multi_launch_builder.weight_kinds import WeightKinds
 
 SMALL_CONTEXT = 1024  # a model with no more positions than this is a small one
 SMALL_SEQ_LEN = 128  # default prefill length of a small model, in tokens
@@ -45,7 +46,7 @@ class ModelConfig:
     eos_token_ids: all ids that end an answer, in the checkpoint's order; may be empty. rope_scaling: None for
     plain RoPE. sliding_window: number of positions that a token attends to in some layer, its own included;
     None means all. diffusion: None for an autoregressive model. draft_mask_id: the token in place of each
-    further draft, of a model that drafts several in one pass.
+    further draft, of a model that drafts several in one pass. weight_kinds: of its matrices on the device.
     """
 
     vocab_size: int
@@ -65,6 +66,7 @@ class ModelConfig:
     family: ModelFamily = FAMILIES["llama"]
     diffusion: DiffusionConfig | None = None
     draft_mask_id: int | None = None
+    weight_kinds: WeightKinds = field(default_factory=WeightKinds)
 
     @property
     def architecture(self) -> str:

@@ -77,10 +77,11 @@ class LayerCalls:
     ) -> None:
         self._model, self._layers, self._slot, self._calls = model, kv_layout.layers, kv_layout.slot, calls
         self._with_keys_before_rope = with_keys_before_rope
-        self._programs, self._names = model.programs, model.variant_set.call_programs(call)
+        self._names = model.variant_set.call_programs(call)
         self._last = model.config.num_hidden_layers - 1
         self._width, self._context = call.variant, call.context
-        loaded = (model.programs[name] for name in self._names if name in model.programs)
+        names = map(model.config.weight_kinds.name, self._names)
+        loaded = (model.programs[name] for name in names if name in model.programs)
         arguments = itertools.chain.from_iterable(program.arguments for program in loaded)
         self._inputs = {
             argument.name: np.empty(argument.shape, argument.dtype.numpy)
@@ -101,7 +102,7 @@ class LayerCalls:
     ) -> Arrays:
         """Compute queries, keys and values of a layer, and store keys and values in the cache with
         `store`."""
-        program = self._programs[self._names[0]]
+        program = self._model.program(self._names[0], layer)
         key, inputs = buffer_set(program, layer), self._inputs_of(program)
         keys_before_rope, outputs = (
             outputs_with_raw_keys(program) if self._with_keys_before_rope else ("", None)
@@ -121,7 +122,7 @@ class LayerCalls:
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
         """Compute attention, output projection and FFN of a layer. x: the layer's input. projected: the
         result of `project`."""
-        attention, *after = (self._programs[name] for name in self._names[1:])
+        attention, *after = (self._model.program(name, layer) for name in self._names[1:])
         inputs = {"q_roped": projected["q_roped"], **self._inputs_of(attention)}
         key = buffer_set(attention, layer)
         if MASK in inputs:
@@ -304,7 +305,7 @@ class TokenPass:
 
     def _layer(self, steps: CallSink, layer: int, x: BF16Array, on_device: Collection[str]) -> BF16Array:
         """One transformer layer over one row; x and the result are (hidden_size,)."""
-        qkv, o_ffn = (self._model.programs[name] for name in ("rms_gemv_rope", "o_gemv_ffn"))
+        qkv, o_ffn = (self._model.program(name, layer) for name in ("rms_gemv_rope", "o_gemv_ffn"))
         key = buffer_set(qkv, layer)
         keys_before_rope, outputs = outputs_with_raw_keys(qkv) if self._with_keys_before_rope else ("", None)
         rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=self._rope_row)

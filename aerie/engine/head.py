@@ -33,7 +33,7 @@ def logits_rows(model: LoadedModel, hidden: BF16Array, decode_path: str = "") ->
 def _logits_rows(model: LoadedModel, hidden: BF16Array, decode_path: str) -> list[BF16Array | F32Array]:
     name, rows = model.variant_set.lm_head(len(hidden), decode_path), list[BF16Array | F32Array]()
     model.ensure_programs([name])
-    head = model.programs[name]
+    head = model.program(name)
     key, x = buffer_set(head, 0), np.zeros(head.arguments["x"].shape, bf16)
     input_rows = x.reshape(head.rows, -1)
     for first in range(0, len(hidden), head.rows):

@@ -9,14 +9,26 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
 from aerie.engine.page_pool import PAGE_SIZE, page_bytes, pages_for, pool_bytes
-from aerie.engine.program_library import RuntimeOptions, all_program_names, first_program_names
-from aerie.engine.programs import CACHE, HEADS, WITHOUT_LAYERS, SharedBufferNames, buffer_set
+from aerie.engine.program_library import (
+    RuntimeOptions,
+    all_program_names,
+    first_program_names,
+    names_with_kinds,
+)
+from aerie.engine.programs import (
+    CACHE,
+    HEADS,
+    PROGRAMS,
+    WITHOUT_LAYERS,
+    SharedBufferNames,
+    buffer_set,
+    is_for_layer,
+)
 from aerie.engine.variant_set import VariantSet
 from aerie.engine.variants import gathered_contexts
 from aerie.kernel_builder.arguments import ArgumentTable
 from aerie.multi_launch_builder import program_store, round_up_seq_len
 from aerie.multi_launch_builder.program import ProgramPlan
-from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP
 from aerie.runtime.knobs import CHECK_MEMORY
 from aerie.runtime.memory import (
@@ -94,8 +106,9 @@ class SessionNeeds:
     def plans(self, config: ModelConfig) -> Sequence[ProgramPlan]:
         """The plans of its programs."""
         if self.seq_len:
-            return [*plan_programs(config.shape, self.seq_len).values()]
-        return program_store.load_plans_by_name(config.shape, self.names)
+            names = names_with_kinds(config, PROGRAMS)
+            return [*program_store.plan_six(config.shape, self.seq_len, names).values()]
+        return program_store.load_plans_by_name(config.shape, names_with_kinds(config, self.names))
 
 
 def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices: int = 1) -> MemoryEstimate:
@@ -106,8 +119,8 @@ def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices
     UnsupportedShapeError.
     """
     plans, layers = needs.plans(config), config.num_hidden_layers
-    buffers = _buffers(plans, layers, copies)
-    without_head = _buffers([plan for plan in plans if plan.kind not in HEADS], layers, copies)
+    buffers = _buffers(plans, config, copies)
+    without_head = _buffers([plan for plan in plans if plan.kind not in HEADS], config, copies)
     kinds = (3 if needs.keys_before_rope else 2) + (
         0 if needs.seq_len else 2
     )  # in pages, and in the window on them
@@ -122,11 +135,13 @@ def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices
     )
 
 
-def _buffers(plans: Sequence[ProgramPlan], layers: int, copies: int) -> BufferBytes:
+def _buffers(plans: Sequence[ProgramPlan], config: ModelConfig, copies: int) -> BufferBytes:
+    layers = config.num_hidden_layers
     sets = [
         (buffer_set(plan, layer), _without_cache(plan))
         for plan in plans
         for layer in range(1 if plan.kind in WITHOUT_LAYERS else layers)
+        if is_for_layer(config.weight_kinds, plan, layer)
     ]
     return buffer_bytes(sets, SharedBufferNames(plans, layers), copies)
 

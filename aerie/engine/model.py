@@ -17,10 +17,20 @@ from aerie.engine.kv_cache import DeviceKVStorage, MaskRule, causal
 from aerie.engine.numerics import BF16Array
 from aerie.engine.page_pool import KVCache, PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
-from aerie.engine.programs import HEADS, ProgramRunner, SharedBufferNames, buffer_set, has_layer_weights
+from aerie.engine.programs import (
+    HEADS,
+    ProgramRunner,
+    SharedBufferNames,
+    buffer_set,
+    has_layer_weights,
+    is_for_layer,
+)
+from aerie.engine.quantised import QuantisedTensor
 from aerie.engine.rope_tables import rope_table
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.variant_set import VariantSet
+from aerie.kernel_builder.arguments import Argument, byte
+from aerie.kernel_builder.weight_blocks import BLOCK_ROWS, Bytes
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.runtime import Recording, Static
@@ -83,6 +93,10 @@ class LoadedModel:
         """The result of `work` on this model, or on all its parts at the same time, which give the same
         result. Raises as Devices.run_on_all."""
         return work(self) if self.devices is None else self.devices.run_on_all(work)[0]
+
+    def program(self, name: str, layer: int = 0) -> Program:
+        """The program of this name, without kinds, for the weights of a layer."""
+        return self.programs[self.config.weight_kinds.name(name, layer)]
 
     def record(self) -> Recording | None:
         """A recording for calls that repeat. None if the runner cannot record, and on several devices, where
@@ -269,7 +283,8 @@ def preload(
     for layer in range(model.config.num_hidden_layers):
         statics: dict[str, Static] = {**weights.layer(layer), "rope_lut": lut}
         for program in filter(has_layer_weights, chosen):
-            _fill(model, program, layer, statics)
+            if is_for_layer(model.config.weight_kinds, program, layer):
+                _fill(model, program, layer, statics)
         yield f"layer {layer}"
     for program in chosen:
         if program.kind in HEADS:
@@ -285,15 +300,31 @@ def _fill(model: LoadedModel, program: Program, layer: int, statics: Mapping[str
     """Fill the weights and tables of a program that no shared buffer has yet."""
     bo_key = buffer_set(program, layer)
     missing = model.runner.unfilled_weights(program, bo_key=bo_key)
-    model.runner.preload(program, bo_key=bo_key, **{argument: statics[argument] for argument in missing})
+    filled = {name: _as_argument(statics[name], program.arguments[name]) for name in missing}
+    model.runner.preload(program, bo_key=bo_key, **filled)
+
+
+def _as_argument(static: Static, argument: Argument) -> Static:
+    """What fills an argument: of a quantised tensor the blocks, where the argument has blocks."""
+    return static.pack_into if argument.dtype is byte and isinstance(static, QuantisedTensor) else static
 
 
 def lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:
     """The LM head split into the program's partitions; rows beyond the vocabulary are zero."""
-    rows, _ = program.arguments["lm_head_0"].shape
-    return {
-        f"lm_head_{part}": partial(_rows_or_zero, lm_head, part * rows) for part in range(LM_HEAD_PARTITIONS)
-    }
+    argument = program.arguments["lm_head_0"]
+    is_packed = argument.dtype is byte
+    rows = argument.shape[0] * (BLOCK_ROWS if is_packed else 1)
+    fill: Any = _blocks_or_zero if is_packed else _rows_or_zero
+    return {f"lm_head_{part}": partial(fill, lm_head, part * rows) for part in range(LM_HEAD_PARTITIONS)}
+
+
+def _blocks_or_zero(table: QuantisedTensor, first: int, out: Bytes) -> None:
+    """Fill `out` with the blocks of rows of the table from row `first` on, and with zeros after its last."""
+    count = max(0, min(len(out) * BLOCK_ROWS, table.shape[0] - first))
+    blocks = -(-count // BLOCK_ROWS)
+    if count:
+        table.part(first, count).pack_into(out[:blocks])
+    out[blocks:] = 0
 
 
 def _rows_or_zero(table: Tensor, first: int, out: BF16Array) -> None:

@@ -24,7 +24,7 @@ from aerie.engine.errors import ConfigError
 from aerie.engine.families import SOME_THAT_RUN
 from aerie.engine.model_family import DiffusionConfig
 from aerie.engine.native import prepare_native
-from aerie.engine.programs import HEADS, SharedBufferNames, program_flops
+from aerie.engine.programs import HEADS, PROGRAMS, SharedBufferNames, program_flops
 from aerie.engine.reporter import OnProgress, Reporter
 from aerie.engine.tensor_parallel import part_config
 from aerie.engine.variant_set import GUIDE, MAX_TAIL_ROWS, ROWS, VariantSet
@@ -36,6 +36,7 @@ from aerie.multi_launch_builder import (
     program_store,
     round_up_seq_len,
 )
+from aerie.multi_launch_builder.weight_kinds import split_name
 from aerie.runtime import Backend, CompileStage, KernelCache, Profiler, Progress
 from aerie.runtime.knobs import COMPILE_AHEAD
 
@@ -219,10 +220,10 @@ class ProgramLibrary:
         return KernelCache(self._options.cache_dir, backend, profiler, self._report.note, self.buffer_names)
 
     def ensure_compiled(self, names: Iterable[str]) -> list[Program]:
-        """Compile the programs that are missing, and return them. Raises as compile_into."""
-        missing = [
-            name for name in dict.fromkeys(names) if name not in self.by_name and name not in self._without
-        ]
+        """Compile the programs that are missing, for all kinds of weights that the model has, and return
+        them. Raises as compile_into."""
+        needed = [name for name in names if split_name(name)[0] not in self._without]
+        missing = [name for name in names_with_kinds(self._config, needed) if name not in self.by_name]
         if not missing:
             return []
         if self.ahead:
@@ -255,7 +256,10 @@ def compile_programs(
     and DiskFullError, which leave the cache usable.
     """
     blocks, started = options.variant_set(config), time.perf_counter()
-    six = [*program_store.load_programs(config.shape, blocks.seq_len).values()] if blocks.seq_len else []
+    six = []
+    if blocks.seq_len:
+        names = names_with_kinds(config, PROGRAMS)
+        six = [*program_store.load_programs(config.shape, blocks.seq_len, names).values()]
     report.note(options.backend.reason)
     if config.context < config.max_position_embeddings:
         report.note(
@@ -276,6 +280,11 @@ def compile_programs(
         )
         programs.ensure_compiled(blocks.batch_programs if all_variants and blocks.decode_path == ROWS else ())
     return programs
+
+
+def names_with_kinds(config: ModelConfig, names: Iterable[str]) -> list[str]:
+    """The programs of these names for all kinds of weights that the model has, each once."""
+    return [*dict.fromkeys(each for name in names for each in config.weight_kinds.names(name))]
 
 
 def compile_for_other_devices(

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, byte
+from aerie.kernel_builder.weight_blocks import BLOCK_COLUMNS, BLOCK_ROWS
 from aerie.multi_launch_builder import Program
+from aerie.multi_launch_builder.weight_kinds import WeightKinds, split_name
 from aerie.runtime import Recording, Static
 
 PREFILL_PROGRAMS = ("rms_gemms_rope", "flash_attn", "o_ffn")
@@ -42,6 +44,11 @@ class ProgramInfo(Protocol):
 def has_layer_weights(program: ProgramInfo) -> bool:
     """Whether its arguments include weights of a layer."""
     return program.kind not in WITHOUT_WEIGHTS | HEADS
+
+
+def is_for_layer(kinds: WeightKinds, program: ProgramInfo, layer: int) -> bool:
+    """Whether a program is for weights of the kinds that a layer has."""
+    return kinds.name(split_name(program.name)[0], layer) == program.name
 
 
 def buffer_set(program: ProgramInfo, layer: int, slot: str = "") -> str:
@@ -126,8 +133,15 @@ def program_flops(program: Program) -> float:
         return 0.0  # as many as there are positions to see, which each call says
     shape = program.arguments[0].shape
     rows = shape[0] if len(shape) == 2 else 1
-    matrices = [a.shape for a in program.arguments if a.role is Role.WEIGHT and len(a.shape) == 2]
-    return 2.0 * rows * sum(math.prod(matrix) for matrix in matrices)
+    return 2.0 * rows * sum(_elements(a) for a in program.arguments if a.role is Role.WEIGHT)
+
+
+def _elements(weight: Argument) -> int:
+    """Elements of a matrix, with the padding of one in blocks; 0 for a vector."""
+    if weight.dtype is byte:
+        rows, columns, _ = weight.shape
+        return rows * BLOCK_ROWS * columns * BLOCK_COLUMNS
+    return math.prod(weight.shape) if len(weight.shape) == 2 else 0
 
 
 def _causal_attention_flops(rows: int, width: int) -> float:

@@ -50,6 +50,7 @@ from aerie.engine.program_library import (
     compile_for_other_devices,
     compile_into,
     compile_programs,
+    names_with_kinds,
 )
 from aerie.engine.reporter import Bar, Reporter, no_bar
 from aerie.engine.requests import Request
@@ -330,7 +331,8 @@ class Session:
 
     def _run_provenance(self, model: LoadedModel) -> dict[str, str]:
         blocks, common = model.variant_set, self._common_provenance(model)
-        keys = (self.cache.artifact(name).key for name in blocks.decode_programs if name in model.programs)
+        names = names_with_kinds(model.config, blocks.decode_programs)
+        keys = (self.cache.artifact(name).key for name in names if name in model.programs)
         return {
             "model": common.pop("model"),
             "decode": f"{blocks.decode_path}{_shared_by(model)}",

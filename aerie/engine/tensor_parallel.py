@@ -18,7 +18,9 @@ from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.tensors import Tensor
 from aerie.engine.weights import Weights
+from aerie.kernel_builder.weight_blocks import GROUP
 from aerie.multi_launch_builder import UnsupportedShapeError, program_store
+from aerie.multi_launch_builder.weight_kinds import WeightKinds
 
 SliceTensor = Callable[[Tensor, int, int], Tensor]
 """Returns this number of rows or columns of a tensor, from the first one on."""
@@ -47,7 +49,18 @@ def _cut(config: ModelConfig, ranks: int) -> ModelConfig:
         num_attention_heads=config.num_attention_heads // ranks,
         num_key_value_heads=max(1, config.num_key_value_heads // ranks),
         intermediate_size=config.intermediate_size // ranks,
+        weight_kinds=_part_kinds(config, ranks),
     )
+
+
+def _part_kinds(config: ModelConfig, ranks: int) -> WeightKinds:
+    """The kinds of a part's weights: bf16 where a cut between columns is within a group that shares a
+    scale."""
+    width = {"wo": config.num_attention_heads * config.head_dim, "w_down": config.intermediate_size}
+    cut = {name for name, columns in width.items() if columns // ranks % GROUP}
+    layers = config.weight_kinds.layers
+    kept = tuple(tuple((name, kind) for name, kind in layer if name not in cut) for layer in layers)
+    return WeightKinds(kept if any(kept) else (), config.weight_kinds.head)
 
 
 def _problem(config: ModelConfig, ranks: int) -> str:

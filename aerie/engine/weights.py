@@ -22,6 +22,8 @@ from aerie.engine.model_family import FUSED
 from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
 from aerie.engine.weight_files import WeightFiles, find_tensors
+from aerie.kernel_builder.weight_blocks import BF16
+from aerie.multi_launch_builder.weight_kinds import WeightKinds
 from aerie.runtime.memory import format_bytes, format_file_bytes
 
 MODEL_PARTS = ("model.", "lm_head.")
@@ -117,6 +119,15 @@ class Weights:
         """The tensors of block `layer`, by the names of the programs' arguments."""
         names = self._config.family.tensors
         return {field: self._tensors[in_layer(layer, tensor)] for field, tensor in names.items()}
+
+    @property
+    def kinds(self) -> WeightKinds:
+        """What its matrices are on the device."""
+        layers = tuple(
+            tuple((field, tensor.kind) for field, tensor in self.layer(layer).items() if tensor.kind != BF16)
+            for layer in range(self._config.num_hidden_layers)
+        )
+        return WeightKinds(layers if any(layers) else (), self.lm_head.kind)
 
     @property
     def embed_table(self) -> Rows:

@@ -47,9 +47,10 @@ from typing import Any
 import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
-from aerie.kernel_builder.arguments import DType
+from aerie.kernel_builder import quantised_tiles
+from aerie.kernel_builder.arguments import DType, IllegalShapeError, byte
 from aerie.kernel_builder.buffers import Buffer, View
-from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, contract, f32
+from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, contract, f32, i32
 from aerie.kernel_builder.gemm_tiles import MMUL_BLOCK, GemmTiles, choose_tiles
 from aerie.kernel_builder.spec import (
     Allowance,
@@ -59,7 +60,19 @@ from aerie.kernel_builder.spec import (
     Parameters,
     Tolerance,
 )
-from aerie.kernel_builder.values import ExternalFunction, OptLevel
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction, OptLevel
+from aerie.kernel_builder.weight_blocks import (
+    BF16,
+    BLOCK_COLUMNS,
+    BLOCK_ROWS,
+    FUNCTIONS,
+    GROUP,
+    SOURCE,
+    WeightBlock,
+    random_weight,
+    weight_block,
+    weight_of,
+)
 
 OPTIMIZE = OptLevel(
     "O2",
@@ -79,6 +92,7 @@ def build(
     herd_m: int | None = None,
     herd_n: int | None = None,
     b_transposed: bool = False,
+    weight: str = BF16,
     *,
     out: DType = bf16,
     device: DeviceModel = NPU2,
@@ -86,9 +100,21 @@ def build(
     """a (m, k), b (k, n), or (n, k) where b_transposed, bf16, c (m, n); m, k and n are multiples of 8.
 
     c is bf16 (the kernel `gemm`), or f32 where `out` is (`gemm_f32`). What is None is chosen by
-    `choose_tiles`. The layout of b changes no bit. Raises IllegalShapeError.
+    `choose_tiles`. The layout of b changes no bit. weight: the kind of b, `bf16` or a block's
+    (weight_blocks.py): then b is an (n, k) packed, k is a multiple of 64 and n of 32. Raises
+    IllegalShapeError.
     """
     overrides = {"tile_m": tile_m, "tile_k_l2": tile_k_l2, "tile_k_l1": tile_k_l1, "tile_n": tile_n}
+    if block := weight_block("gemm", weight):
+        if not b_transposed or out is not bf16:
+            raise IllegalShapeError(
+                f"gemm: a weight of kind {weight} is packed from (n, k), and the result is bf16; give "
+                "b_transposed=True"
+            )
+        tiles = quantised_tiles.choose_tiles(
+            m, k, n, block, device, {**overrides, "herd_m": herd_m, "herd_n": herd_n}
+        )
+        return write_quantised(Kernel("gemm", device), tiles, m, k, n, block)
     tiles = choose_tiles(m, k, n, out, device, **overrides, herd_m=herd_m, herd_n=herd_n)
     kernel = Kernel("gemm_f32" if out is f32 else "gemm", device)
     return write_kernel(kernel, tiles, m, k, n, b_transposed)
@@ -121,6 +147,78 @@ def write_kernel(
         _drain(kernel, tiles, accumulator, l2_c)
         kernel.dma(c[rows, columns].reshape(*l2_c.shape), l2_c)
     return kernel.finish()
+
+
+def write_quantised(
+    kernel: Kernel, tiles: GemmTiles, m: int, k: int, n: int, block: WeightBlock
+) -> KernelModule:
+    """Write the product by a weight in blocks with these tiles; see `build`."""
+    a = kernel.argument("a", (m, k), bf16, Role.INPUT)
+    b = kernel.argument("b", block.shape(n, k), byte, Role.WEIGHT)
+    c = kernel.argument("c", (m, n), tiles.out, Role.OUTPUT)
+    depth, blocks = tiles.tile_k_l2, tiles.l2_n // BLOCK_ROWS
+    across, unpack = -(-depth // BLOCK_COLUMNS), _unpack(kernel, tiles, block)
+    with kernel.launch(n // tiles.l2_n, m // tiles.l2_m) as (lj, li), kernel.segment("gemm_segment"):
+        rows = slice(li * tiles.l2_m, li * tiles.l2_m + tiles.l2_m)
+        columns = slice(lj * tiles.l2_n, lj * tiles.l2_n + tiles.l2_n)
+        down = slice(lj * blocks, lj * blocks + blocks)
+        *outer, width = tiles.l2_columns
+        l2_a = kernel.alloc(L2, (tiles.l2_m, depth), bf16, "l2_a")
+        l2_b = kernel.alloc(L2, (*outer, width // BLOCK_ROWS, across, block.nbytes), byte, "l2_b")
+        l2_c = kernel.alloc(L2, (tiles.l2_m, *tiles.l2_columns), tiles.out, "l2_c")
+        slab = (tiles.tile_n // MMUL_BLOCK, tiles.tile_m // MMUL_BLOCK, MMUL_BLOCK, MMUL_BLOCK)
+        accumulator = kernel.alloc(L1, (tiles.herd_x, tiles.herd_y, *slab), f32, "accumulator")
+        _clear(kernel, tiles, accumulator)
+        for at in kernel.loop(k // depth):
+            kernel.dma(l2_a, a[rows, at * depth : at * depth + depth])
+            of_b = b[down, at * across : at * across + across, :]
+            kernel.dma(l2_b, of_b.reshape(*l2_b.shape))
+            _accumulate_blocks(kernel, tiles, l2_a, l2_b, accumulator, unpack)
+        _drain(kernel, tiles, accumulator, l2_c)
+        kernel.dma(c[rows, columns].reshape(*l2_c.shape), l2_c)
+    return kernel.finish()
+
+
+def _unpack(kernel: Kernel, tiles: GemmTiles, block: WeightBlock) -> ExternalFunction:
+    """The function that unpacks columns of a core's blocks, under its own symbol for this size."""
+    down, across = tiles.tile_n // BLOCK_ROWS, -(-tiles.tile_k_l2 // BLOCK_COLUMNS)
+    suffix = f"{block.name}_{down}x{across}_{tiles.tile_k_l1}"
+    names = {name: f"{name}_{suffix}" for name in FUNCTIONS}
+    built = {
+        "WEIGHT_BITS": block.bits,
+        "UNPACKED_BLOCKS": down,
+        "UNPACKED_ACROSS": across,
+        "UNPACKED_GROUPS": tiles.tile_k_l1 // GROUP,
+    }
+    blocks = L1((down, across, block.nbytes), byte)
+    side = (tiles.tile_n // MMUL_BLOCK, tiles.tile_k_l1 // MMUL_BLOCK)
+    types: list[ArgumentType] = [i32, blocks, L1((*side, MMUL_BLOCK, MMUL_BLOCK), bf16)]
+    *_, unpack = names.values()
+    return kernel.external(unpack, f"weight_blocks_{suffix}.o", types, SOURCE, {**built, **names}, OPTIMIZE)
+
+
+def _accumulate_blocks(
+    kernel: Kernel,
+    tiles: GemmTiles,
+    l2_a: Buffer,
+    l2_b: Buffer,
+    accumulator: Buffer,
+    unpack: ExternalFunction,
+) -> None:
+    """accumulator += a @ b over one L2 tile of K: the blocks come to a core whole."""
+    with kernel.herd(tiles.herd_x, tiles.herd_y, name="gemm_herd") as (tx, ty):
+        m, k, n = (extent // MMUL_BLOCK for extent in (tiles.tile_m, tiles.tile_k_l1, tiles.tile_n))
+        down, (*_, across, nbytes) = tiles.tile_n // BLOCK_ROWS, l2_b.shape
+        l1_a = kernel.alloc(L1, (k, m, MMUL_BLOCK, MMUL_BLOCK), bf16, "l1_a")
+        l1_blocks = kernel.alloc(L1, (down, across, nbytes), byte, "l1_blocks")
+        l1_b = kernel.alloc(L1, (n, k, MMUL_BLOCK, MMUL_BLOCK), bf16, "l1_b")
+        *outer, _ = tiles.core_columns(tx, ty)
+        kernel.dma(l1_blocks, l2_b[*outer, ty * down : ty * down + down, :, :])
+        for at in kernel.loop(0, tiles.tile_k_l2, tiles.tile_k_l1):
+            piece = l2_a[tiles.core_rows(tx), at : at + tiles.tile_k_l1]
+            kernel.dma(l1_a, piece.blocks(MMUL_BLOCK, MMUL_BLOCK).permute(1, 0, 2, 3))
+            unpack(at, l1_blocks, l1_b)
+            _add_tile(kernel, tiles, l1_a, l1_b, accumulator[tx, ty])
 
 
 def _clear(kernel: Kernel, tiles: GemmTiles, accumulator: Buffer) -> None:
@@ -167,9 +265,14 @@ def _accumulate(
             else:
                 kernel.dma(l1_b, l2_b[*own_columns, depth].blocks(MMUL_BLOCK, MMUL_BLOCK))
                 transpose(l1_b)
-            for j in kernel.loop(0, n, tiles.accumulator_columns):
-                for i in kernel.loop(0, m, tiles.accumulator_rows):
-                    _add_blocks(kernel, tiles, (i, j), l1_a, l1_b, accumulator[tx, ty])
+            _add_tile(kernel, tiles, l1_a, l1_b, accumulator[tx, ty])
+
+
+def _add_tile(kernel: Kernel, tiles: GemmTiles, l1_a: Buffer, l1_b: Buffer, accumulator: View) -> None:
+    """accumulator += a @ b over one L1 tile of K."""
+    for j in kernel.loop(0, tiles.tile_n // MMUL_BLOCK, tiles.accumulator_columns):
+        for i in kernel.loop(0, tiles.tile_m // MMUL_BLOCK, tiles.accumulator_rows):
+            _add_blocks(kernel, tiles, (i, j), l1_a, l1_b, accumulator)
 
 
 def _add_blocks(
@@ -212,7 +315,8 @@ def _drain(kernel: Kernel, tiles: GemmTiles, accumulator: Buffer, l2_c: Buffer) 
 
 def exact_product(parameters: Parameters, arrays: Mapping[str, Array]) -> Array:
     """a @ b, or a @ b.T where b is transposed, in f32: summed in f64, so that no CPU's order shows."""
-    b = arrays["b"].astype(np.float64)
+    n, k = parameters.get("n", 0), parameters.get("k", 0)
+    b = weight_of(parameters, arrays["b"], n, k).astype(np.float64)
     product = arrays["a"].astype(np.float64) @ (b.T if parameters.get("b_transposed") else b)
     return product.astype(np.float32)
 
@@ -225,6 +329,13 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
 def reference_f32(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The product in f32."""
     return {"c": exact_product(parameters, arrays)}
+
+
+def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str, Array]:
+    """Standard normal numbers, b of the kind that is asked for."""
+    m, k, n = parameters["m"], parameters["k"], parameters["n"]
+    b = random_weight(parameters, rng, *((n, k) if parameters.get("b_transposed") else (k, n)))
+    return {"a": rng.standard_normal((m, k)).astype(bf16.numpy), "b": b}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
@@ -258,6 +369,8 @@ KERNEL = KernelSpec(
         {"m": 64, "k": 256, "n": 256, "b_transposed": True},
         {"m": 24, "k": 40, "n": 88, "b_transposed": True},
         {"m": 128, "k": 2048, "n": 512, "b_transposed": True},
+        {"m": 64, "k": 576, "n": 192, "b_transposed": True, "weight": "q4"},
+        {"m": 64, "k": 256, "n": 96, "b_transposed": True, "weight": "q8"},
     ),
     tolerance=Tolerance(
         2**-7,
@@ -267,6 +380,7 @@ KERNEL = KernelSpec(
         max_differing_share=0.01,
     ),
     random_case=random_case,
+    random_inputs=random_inputs,
     rows="m",
     sums_may_reorder=True,
     allowance=BLOCKS,
@@ -285,6 +399,7 @@ KERNEL_F32 = KernelSpec(
     ),
     tolerance=Tolerance(1e-5, 1e-4, "f32 sums of the same products in another order"),
     random_case=random_case,
+    random_inputs=random_inputs,
     rows="m",
     sums_may_reorder=True,
     allowance=BLOCKS,

@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
+from aerie.kernel_builder import quantised_tiles
 from aerie.kernel_builder.dsl import Kernel
 from aerie.kernel_builder.gemm_tiles import MAX_ROWS, MMUL_BLOCK, choose_row_tiles
 from aerie.kernel_builder.kernels import gemm
 from aerie.kernel_builder.spec import Array, KernelModule, KernelSpec, Parameters
+from aerie.kernel_builder.weight_blocks import BF16, weight_block
 
 
 def build(
@@ -36,23 +38,33 @@ def build(
     tile_n: int | None = None,
     herd_x: int | None = None,
     herd_y: int | None = None,
+    weight: str = BF16,
     *,
     device: DeviceModel = NPU2,
 ) -> KernelModule:
     """a (m, k), b (n, k), c (m, n), all bf16; multiples of 8, m at most 32.
 
     tile_n: columns of c that a core makes at a time. tile_k_l2, tile_k_l1: how much of K is in a memtile and
-    in a core. herd_x, herd_y: columns and rows of cores. What is None is chosen by `choose_row_tiles`. Raises
-    IllegalShapeError.
+    in a core. herd_x, herd_y: columns and rows of cores. What is None is chosen by `choose_row_tiles`.
+    weight: the kind of b, as for gemm. Raises IllegalShapeError.
     """
     overrides = {"tile_k_l2": tile_k_l2, "tile_k_l1": tile_k_l1, "tile_n": tile_n}
-    tiles = choose_row_tiles(m, k, n, device, **overrides, herd_x=herd_x, herd_y=herd_y)
+    overrides |= {"herd_x": herd_x, "herd_y": herd_y}
+    if block := weight_block("gemm_rows", weight):
+        tiles = quantised_tiles.choose_row_tiles(m, k, n, block, device, overrides)
+        return gemm.write_quantised(Kernel("gemm_rows", device), tiles, m, k, n, block)
+    tiles = choose_row_tiles(m, k, n, device, **overrides)
     return gemm.write_kernel(Kernel("gemm_rows", device), tiles, m, k, n, b_transposed=True)
 
 
-def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The product in f32, rounded once to bf16."""
-    return gemm.reference({"b_transposed": True}, arrays)
+    return gemm.reference({**parameters, "b_transposed": True}, arrays)
+
+
+def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str, Array]:
+    """Standard normal numbers, b of the kind that is asked for."""
+    return gemm.random_inputs({**parameters, "b_transposed": True}, rng)
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
@@ -71,9 +83,12 @@ KERNEL = KernelSpec(
         {"m": 32, "k": 2048, "n": 512},
         {"m": 24, "k": 40, "n": 88},
         {"m": 8, "k": 896, "n": 128},
+        {"m": 8, "k": 576, "n": 192, "weight": "q4"},
+        {"m": 16, "k": 768, "n": 64, "weight": "q8"},
     ),
     tolerance=gemm.KERNEL.tolerance,
     random_case=random_case,
+    random_inputs=random_inputs,
     rows="m",
     sums_may_reorder=True,
     allowance=gemm.BLOCKS,

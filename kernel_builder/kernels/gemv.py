@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
+from aerie.kernel_builder import quantised_gemv
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, l1_bytes
 from aerie.kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
@@ -35,6 +36,7 @@ from aerie.kernel_builder.spec import (
     require_multiple,
 )
 from aerie.kernel_builder.values import ArgumentType, ExternalFunction, OptLevel
+from aerie.kernel_builder.weight_blocks import BF16, random_weight, weight_block, weight_of
 
 LANES = 64
 """Elements of one vector step, and partial sums of a row; k is a multiple of it."""
@@ -58,6 +60,7 @@ def build(
     m_input: int | None = None,
     herd_m: int | None = None,
     k_piece: int | None = None,
+    weight: str = BF16,
     *,
     device: DeviceModel = NPU2,
 ) -> KernelModule:
@@ -66,8 +69,17 @@ def build(
     k is a multiple of 64, m of 2. herd_m: cores; m / herd_m is even (default: the most). tile_m: rows
     of one result transfer, even, divides m / herd_m. m_input: rows of one weight transfer, divides tile_m.
     k_piece: elements of each, a multiple of 64 that divides k (default: all, or for rows that do not fit L1
-    the most that do); less than k only where m_input is 1. Raises IllegalShapeError.
+    the most that do); less than k only where m_input is 1. weight: its kind, `bf16` or a block's
+    (weight_blocks.py): then it is packed, m is a multiple of 32, and tile_m, m_input and k_piece are not
+    given. Raises IllegalShapeError.
     """
+    if block := weight_block("gemv", weight):
+        if (tile_m, m_input, k_piece) != (None, None, None):
+            raise IllegalShapeError(
+                f"gemv: tile_m, m_input and k_piece cut rows, and a weight of kind {weight} comes in blocks; "
+                "leave them out"
+            )
+        return quantised_gemv.build(m, k, block, herd_m, OPTIMIZE, device)
     require_multiple("gemv", "k", k, LANES, "mv.cc steps through 64 elements at a time")
     require_multiple("gemv", "m", m, 2, "a DMA moves pairs of bf16")
     herd_m = _cores(m, herd_m, device)
@@ -75,7 +87,7 @@ def build(
     m_input, k_piece = _weight_transfer(k, tile_m, m_input, k_piece, device.l1_budget)
     buffers = _l1_buffers(k, tile_m, m_input, k_piece)
     kernel = Kernel("gemv", device)
-    weight = kernel.argument("weight", (m, k), bf16, Role.WEIGHT)
+    matrix = kernel.argument("weight", (m, k), bf16, Role.WEIGHT)
     x = kernel.argument("x", (k,), bf16, Role.INPUT)
     out = kernel.argument("out", (m,), bf16, Role.OUTPUT)
     product = _Rows(kernel, buffers) if k_piece == k else _Pieces(kernel, buffers)
@@ -84,7 +96,7 @@ def build(
         kernel.dma(l1["l1_x"], x)
         for run in kernel.loop(0, m // herd_m, tile_m):
             first = tx * (m // herd_m) + run
-            product.run(weight, first, l1)
+            product.run(matrix, first, l1)
             kernel.dma(out[first : first + tile_m], l1["l1_out"])
     return kernel.finish()
 
@@ -238,10 +250,18 @@ def max_row_length(device: DeviceModel = NPU2) -> int:
     return _max_row_length(MAX_TILE_M, device.l1_budget)
 
 
-def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
+def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The product in f32, rounded once to bf16."""
-    product = arrays["weight"].astype(np.float32) @ arrays["x"].astype(np.float32)
+    weight = weight_of(parameters, arrays["weight"], parameters["m"], parameters["k"])
+    product = np.asarray(weight.astype(np.float32) @ arrays["x"].astype(np.float32))
     return {"out": product.astype(bf16.numpy)}
+
+
+def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str, Array]:
+    """Standard normal numbers, the weight of the kind that is asked for."""
+    m, k = parameters["m"], parameters["k"]
+    weight = random_weight(parameters, rng, m, k)
+    return {"weight": weight, "x": rng.standard_normal((k,)).astype(bf16.numpy)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
@@ -268,6 +288,8 @@ KERNEL = KernelSpec(
         {"m": 32, "k": 14336},
         {"m": 128, "k": 256, "tile_m": 4, "m_input": 2, "herd_m": 4},
         {"m": 64, "k": 576, "k_piece": 192},
+        {"m": 576, "k": 576, "weight": "q4"},
+        {"m": 64, "k": 896, "weight": "q8"},
     ),
     tolerance=Tolerance(
         2.0**-7,
@@ -276,4 +298,5 @@ KERNEL = KernelSpec(
         "way (2^-7); where terms cancel the absolute error of the sum remains (1e-4 for k of a few thousand)",
     ),
     random_case=random_case,
+    random_inputs=random_inputs,
 )

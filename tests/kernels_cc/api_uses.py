@@ -21,6 +21,10 @@ _HOST = re.compile(r"_Z(NK?)?(St|3aie|8bfloat16)|_ZZNK?3aie|aie_host_")
 """Symbols of the host API and of what it is made of."""
 
 
+_OWN_NAME = re.compile(r"(?:[\w:<>, ]+ )?\(anonymous namespace\)::")
+"""A function of the source itself; the name of a template begins with the type that it returns."""
+
+
 def calls(source: Path, folder: Path) -> set[str]:
     """The functions that `source`'s own code calls, demangled, its own left out."""
     output = folder / f"{source.stem}.o"
@@ -31,7 +35,7 @@ def calls(source: Path, folder: Path) -> set[str]:
     ).stdout
     names = sorted(set(_callees(listing)))
     filt = subprocess.run(["c++filt"], input="\n".join(names), check=True, capture_output=True, text=True)
-    return {name for name in filt.stdout.splitlines() if not name.startswith("(anonymous namespace)")}
+    return {name for name in filt.stdout.splitlines() if not _OWN_NAME.match(name)}
 
 
 def _callees(listing: str) -> Iterator[str]:

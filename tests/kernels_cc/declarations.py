@@ -16,7 +16,7 @@ from aerie.kernel_builder.kernels import all_kernels
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
 
-POINTERS = {"bf16": "bfloat16*", "f32": "float*", "i32": "int32_t*"}
+POINTERS = {"bf16": "bfloat16*", "f32": "float*", "i32": "int32_t*", "i8": "uint8_t*"}
 SCALARS = {"i32": ("int32_t", "uint32_t")}
 FUNCTION = r"^\s*void (\w+)\s*\(([^)]*)\)\s*\{"
 ALONE = FUNCTION.replace("void", 'extern "C" void')

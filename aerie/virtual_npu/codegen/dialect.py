@@ -108,7 +108,10 @@ class ProductOp(WrappedOp):
     b_rearranged = opt_prop_def(DictionaryAttr)
     """function: the one called. buffer: for each dimension, its extent, and the step in the source by which
     it is filled. start, outer, depth: where the product reads the buffer after the call: first element, axes
-    of m (of A) or n (of B), axes of k."""
+    of m (of A) or n (of B), axes of k.
+
+    Of a function that makes the buffer out of another one: buffer is of the other one, made the elements that
+    it makes, and argument the integer that it takes first, of which axes have a step too."""
 
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 

@@ -125,6 +125,7 @@ _PARTS: dict[str, list[str]] = {
     "schedule": ["schedule.cc", "channel.cc", "task_loop.cc", "storage.cc", "deadlock.cc"],
     "product": ["product.cc"],
     "rearranged": ["rearranged.cc"],
+    "made": ["made.cc"],
 }
 """Parts of the runtime that only some programs need: header, and sources."""
 RUNTIME = ["runtime.cc", "team.cc", "sizes.cc"]

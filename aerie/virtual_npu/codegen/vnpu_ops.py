@@ -66,20 +66,29 @@ def _multiply(body: Body, op: ProductOp, emit_original: Callable[[], None]) -> N
         body.emit_line(f"vnpu::multiply_add({_fields(body, op)});")
         return
     with body.block(f"if ({' && '.join(conditions)})"):
-        text = f"vnpu::Product({_fields(body, op)})"
+        text, caller = f"vnpu::Product({_fields(body, op)})", "vnpu::"
         for side, name in rearranged.items():
-            text = f"{name}.as_{side}({text})"
-        body.emit_line(_call(body, op, text))
+            if _is_made(op, side):
+                caller = f"{name}."
+            else:
+                text = f"{name}.as_{side}({text})"
+        body.emit_line(_call(body, op, text, caller))
     with body.block("else"):
         emit_original()
 
 
-def _call(body: Body, op: ProductOp, product: str) -> str:
-    """C++ text of the call for a product."""
+def _call(body: Body, op: ProductOp, product: str, caller: str) -> str:
+    """C++ text of the call for a product. caller: what the function is a part of."""
     if op.points is None:
-        return f"vnpu::multiply_add({product});"
+        return f"{caller}multiply_add({product});"
     c = _pointer(body, op.c, op.c_start, op.c_indices)
-    return "vnpu::multiply_rounded({}, {}, {{{}, {}}});".format(product, c, *ints_of_attr(op.points))
+    return "{}multiply_rounded({}, {}, {{{}, {}}});".format(caller, product, c, *ints_of_attr(op.points))
+
+
+def _is_made(op: ProductOp, side: str) -> bool:
+    """Whether a function makes an operand of bytes."""
+    found = op.a_rearranged if side == "a" else op.b_rearranged
+    return found is not None and "made" in found.data
 
 
 def _is_apart(body: Body, one: SSAValue, other: SSAValue) -> str:
@@ -93,10 +102,11 @@ def _declare_rearranged(body: Body, op: ProductOp) -> dict[str, str]:
     names = {}
     for side, found in (("a", op.a_rearranged), ("b", op.b_rearranged)):
         if found is not None:
-            body.file.runtime_parts.add("rearranged")
-            names[side] = body.fresh(f"rearranged_{side}")
+            part = "made" if _is_made(op, side) else "rearranged"
+            body.file.runtime_parts.add(part)
+            names[side] = body.fresh(f"{part}_{side}")
             arguments = ", ".join(_rearranged(body, op, found))
-            body.emit_line(f"static const vnpu::Rearranged {names[side]}({arguments});")
+            body.emit_line(f"static const vnpu::{part.capitalize()} {names[side]}({arguments});")
     return names
 
 
@@ -109,22 +119,36 @@ def _rearranged(body: Body, op: ProductOp, operand: DictionaryAttr) -> list[str]
     calls = (inner for inner in op.walk() if isinstance(inner, func.CallOp))
     call = next(inner for inner in calls if inner.callee.root_reference.data == name)
     axes = [
-        _axes([[*axis, 0] for axis in axes_of_attr(operand.data[part])])
+        _axes([[*axis, 0][:3] for axis in axes_of_attr(operand.data[part])])
         for part in ("buffer", "outer", "depth")
     ]
     buffer, *read = axes
-    return [callee_name(body.file, call, name), buffer, str(start.value.data), *read]
+    if "made" not in operand.data:
+        return [callee_name(body.file, call, name), buffer, str(start.value.data), *read]
+    made, argument = (str(_integer(operand, part)) for part in ("made", "argument"))
+    return [callee_name(body.file, call, name), buffer, made, str(start.value.data), argument, *read]
+
+
+def _integer(operand: DictionaryAttr, part: str) -> int:
+    attr = operand.data[part]
+    assert isinstance(attr, IntegerAttr)
+    return int(attr.value.data)
 
 
 def _fields(body: Body, op: ProductOp) -> str:
     """C++ text of the product as vnpu::Product."""
     sides = [
         _pointer(body, op.a, op.a_start, op.a_indices),
-        _pointer(body, op.b, op.b_start, op.b_indices),
+        _bytes(_pointer(body, op.b, op.b_start, op.b_indices), _is_made(op, "b")),
         "nullptr" if op.points is not None else _pointer(body, op.c, op.c_start, op.c_indices),
     ]
     along = [_axes(axes_of_attr(axes)) for axes in (op.m, op.n, op.k)]
     return f"{{{', '.join([*sides, *along, *map(str, ints_of_attr(op.block))])}}}"
+
+
+def _bytes(pointer: str, is_made: bool) -> str:
+    """C++ text of a pointer to bytes as one to bf16, as a Product has it."""
+    return f"reinterpret_cast<const vnpu::bf16 *>({pointer})" if is_made else pointer
 
 
 def _pointer(body: Body, memref: SSAValue, start: DenseArrayBase, indices: Sequence[SSAValue]) -> str:

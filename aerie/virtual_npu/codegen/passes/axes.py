@@ -24,7 +24,8 @@ MAX_AXES = 6
 class Axis:
     """One axis of a product: its extent, and its steps (strides) in A, B and C, in elements.
 
-    a_in_rearranged, b_in_rearranged: its steps in the buffers of A and B that a function rearranges, else 0.
+    a_in_rearranged, b_in_rearranged: its steps in the buffers of A and B that a function rearranges or makes,
+    else 0. b_argument: its step in the integer that the function which makes B takes.
     """
 
     extent: int
@@ -33,11 +34,16 @@ class Axis:
     c: int
     a_in_rearranged: int = 0
     b_in_rearranged: int = 0
+    b_argument: int = 0
 
     @property
     def index(self) -> str:
         """m, n or k; empty for an axis with other steps than a matrix product has."""
-        moves = bool(self.a or self.a_in_rearranged), bool(self.b or self.b_in_rearranged), bool(self.c)
+        moves = (
+            bool(self.a or self.a_in_rearranged),
+            bool(self.b or self.b_in_rearranged or self.b_argument),
+            bool(self.c),
+        )
         return {(True, False, True): "m", (False, True, True): "n", (True, True, False): "k"}.get(moves, "")
 
 
@@ -57,6 +63,8 @@ class RearrangedOperand:
     filled: tuple[int, ...]
     start: LinearForm
     lanes: tuple[int, ...]
+    argument: LinearForm | None = None
+    """Of a function that makes the buffer out of another one: the integer that it takes."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +104,21 @@ def axis_of(loop: Loop, sides: Block) -> Axis:
         0 if side.rearranged is None else side.rearranged.start.terms.get(loop.variable, 0) * loop.step
         for side in sides[:2]
     ]
-    return Axis(loop.trip_count, *steps, *within)
+    made = sides[1].rearranged
+    argument = 0 if made is None or made.argument is None else made.argument.terms.get(loop.variable, 0)
+    return replace(Axis(loop.trip_count, *steps, *within), b_argument=argument * loop.step)
 
 
 def at_first_iteration(side: Operand, loops: Sequence[Loop]) -> Operand:
     """An operand as the first iteration sees it."""
     rearranged = side.rearranged
     if rearranged is not None:
-        rearranged = replace(rearranged, start=_start(rearranged.start, loops))
+        argument = rearranged.argument
+        rearranged = replace(
+            rearranged,
+            start=_start(rearranged.start, loops),
+            argument=None if argument is None else _start(argument, loops),
+        )
     return replace(side, start=_start(side.start, loops), rearranged=rearranged)
 
 
@@ -186,7 +201,8 @@ def merge_axes(axes: Sequence[Axis], index: str) -> list[Axis]:
     merged: list[Axis] = []
     for axis in found:
         steps = [
-            (getattr(axis, side), side) for side in ("a", "b", "c", "a_in_rearranged", "b_in_rearranged")
+            (getattr(axis, side), side)
+            for side in ("a", "b", "c", "a_in_rearranged", "b_in_rearranged", "b_argument")
         ]
         last = merged[-1] if merged else None
         if last is not None and all(getattr(last, side) == axis.extent * step for step, side in steps):

@@ -12,7 +12,8 @@ This is so when
 - each dimension of the buffer walks the source in steps of one length.
 
 Between the DMA and the reads, one function in C++ may have rearranged the buffer (`RearrangingCall`). What
-it does to the buffer is found out when the program runs (vnpu/rearranged.h).
+it does to the buffer is found out when the program runs (vnpu/rearranged.h). Or a function may have made
+what is read, out of such a buffer (vnpu/made.h).
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import BFloat16Type, MemRefType
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.dialects.builtin import BFloat16Type, MemRefType, i8
+from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
-from aerie.air_dialect.index_analysis import LinearForm, interval, weighted_sum
+from aerie.air_dialect.index_analysis import LinearForm, interval, linear_form, weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.passes.loops import LoopNest
@@ -33,10 +34,15 @@ from aerie.virtual_npu.codegen.passes.loops import LoopNest
 
 @dataclass(frozen=True)
 class RearrangingCall:
-    """A call of a function in C++ that has a buffer as its only argument, and the buffer's extents."""
+    """A call of a function in C++ that has a buffer as its only argument, and the buffer's extents.
+
+    Or one that makes a buffer of `made` elements out of this one, of bytes, and an integer (`argument`).
+    """
 
     op: func.CallOp
     shape: tuple[int, ...]
+    argument: LinearForm | None = None
+    made: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class SourceViews:
         buffer = self.nest.outer_value(memref)
         fills = [fill for fill in self.nest.fills if self.nest.outer_value(fill.dst) is buffer]
         if not fills:
-            return identity_view(buffer)
+            return self._made(buffer, reader) or identity_view(buffer)
         calls = [call for call in self.nest.calls if buffer in map(self.nest.outer_value, call.arguments)]
         order = [fills[0], *calls, reader]
         if len(fills) > 1 or len(calls) > 1 or not all(map(_precedes, order, order[1:])):
@@ -79,6 +85,31 @@ class SourceViews:
         source = self._on_source(fills[0])
         self.covered_ops += [fills[0], *calls]
         return self._rearranged(source, fills[0], calls) if calls and source is not None else source
+
+    def _made(self, buffer: SSAValue, reader: Operation) -> SourceView | None:
+        """What a function makes a buffer of, if that is a window; None if no function makes it."""
+        calls = [call for call in self.nest.calls if buffer in map(self.nest.outer_value, call.arguments)]
+        if len(calls) != 1 or not _precedes(calls[0], reader):
+            return None
+        (call,) = calls
+        types_ = [value.type for value in call.operands]
+        is_made = len(types_) == 3 and self.nest.outer_value(call.operands[2]) is buffer and not call.results
+        if not is_made or not _is_buffer(types_[2], BFloat16Type()) or not _is_buffer(types_[1], i8):
+            return None
+        source = self.nest.outer_value(call.operands[1])
+        fills = [fill for fill in self.nest.fills if self.nest.outer_value(fill.dst) is source]
+        argument = self.nest.resolve(linear_form(call.operands[0]))
+        if len(fills) != 1 or not _precedes(fills[0], call) or argument is None:
+            return None
+        if not all(self._is_only_read(each, fills[0], calls) for each in (source, buffer)):
+            return None
+        view = self._on_source(fills[0])
+        if view is None or view.rearranged_by is not None:
+            return None
+        self.covered_ops += [fills[0], call]
+        shapes = [type_.get_shape() for type_ in types_[1:] if isinstance(type_, MemRefType)]
+        making = RearrangingCall(call, tuple(shapes[0]), argument, prod(shapes[1]))
+        return replace(view, rearranged_by=making)
 
     def _is_only_read(self, buffer: SSAValue, fill: Operation, calls: Sequence[Operation]) -> bool:
         """Whether a buffer is allocated, and but for the DMA and the calls only read, in the nest."""
@@ -136,6 +167,10 @@ class SourceViews:
 
 
 READS = ("vector.transfer_read", "vector.load")
+
+
+def _is_buffer(type_: Attribute, element: Attribute) -> bool:
+    return isinstance(type_, MemRefType) and type_.element_type == element
 
 
 def identity_view(buffer: SSAValue) -> SourceView | None:

@@ -114,7 +114,8 @@ class _RoundedProduct:
 def _with_points(rearranged: DictionaryAttr, points: Sequence[Axis], index: str) -> DictionaryAttr:
     """Return the attribute of a rearranged operand for all points: each point reads its buffer in the same
     way."""
-    still = [[axis.extent, 0] for axis in points if axis.index == index]
+    zeros = [0, 0] if "made" in rearranged.data else [0]
+    still = [[axis.extent, *zeros] for axis in points if axis.index == index]
     return DictionaryAttr(
         {**rearranged.data, "outer": axes_attr([*still, *axes_of_attr(rearranged.data["outer"])])}
     )

@@ -23,8 +23,9 @@ Why that is the same:
   of a herd do not meet;
 - nothing else in the loops has an effect, and nothing leaves them.
 
-A function that rearranges a buffer is watched when the program runs (vnpu/rearranged.h). If it turns out to
-do anything else, the loops run as they stand.
+A function that rearranges a buffer is watched when the program runs (vnpu/rearranged.h), and so is one that
+makes B out of a buffer of bytes (vnpu/made.h). If it turns out to do anything else, the loops run as they
+stand.
 """
 
 from __future__ import annotations
@@ -128,7 +129,14 @@ def _put_around(op: Operation, product: Product) -> None:
         within = [[[axis.extent, axis.a_in_rearranged] for axis in along[index]] for index in "mk"]
         properties["a_rearranged"] = _rearranged_attr(a.rearranged, *within)
     if b.rearranged is not None:
-        within = [[[axis.extent, axis.b_in_rearranged] for axis in along[index]] for index in "nk"]
+        argument = b.rearranged.argument is not None
+        within = [
+            [
+                [axis.extent, axis.b_in_rearranged, *([axis.b_argument] if argument else [])]
+                for axis in along[index]
+            ]
+            for index in "nk"
+        ]
         properties["b_rearranged"] = _rearranged_attr(b.rearranged, *within)
     indices = [list(side.start.terms) for side in sides]
     wrap(op, ProductOp, [a.memref, b.memref, c.memref, *indices], properties)
@@ -146,8 +154,17 @@ def _rearranged_attr(
             "start": IntegerAttr(operand.start.constant, i64),
             "outer": axes_attr(outer),
             "depth": axes_attr(depth),
+            **_made_attrs(operand),
         }
     )
+
+
+def _made_attrs(operand: RearrangedOperand) -> dict[str, Attribute]:
+    """What ProductOp says beside of a buffer that a function makes: its elements, and the first argument."""
+    if operand.argument is None:
+        return {}
+    numbers = {"made": operand.call.made, "argument": operand.argument.constant}
+    return {name: IntegerAttr(number, i64) for name, number in numbers.items()}
 
 
 # ---- recognising ----
@@ -261,9 +278,10 @@ class _Candidate:
         if view.rearranged_by is None:
             return Operand(view.memref, view.start.plus(moved), lanes)
         still = (0,) * len(lanes)
-        return Operand(
-            view.memref, view.start, still, RearrangedOperand(view.rearranged_by, view.steps, moved, lanes)
+        rearranged = RearrangedOperand(
+            view.rearranged_by, view.steps, moved, lanes, view.rearranged_by.argument
         )
+        return Operand(view.memref, view.start, still, rearranged)
 
     def _is_apart(self, sides: Sequence[Operand], views: SourceViews) -> bool:
         """Whether C is a buffer of its own, and the windows on A and B are all that is filled and called."""
@@ -294,6 +312,7 @@ class _Candidate:
             # Products are summed in pairs, which a block must not cut.
             and steps % 2 == 0
             and len(goes) == 1
+            and (a.rearranged is None or a.rearranged.argument is None)
             # Tiles that share an element of C would race.
             and not any(axis.index == "k" for axis in tiles if axis.extent > 1)
             and is_distinct(axes)
@@ -305,9 +324,10 @@ class _Candidate:
 
     def _is_outside(self, side: Operand) -> bool:
         """Whether what the statement names is there before the loops, or before the herd."""
-        if side.rearranged is not None and (
-            side.rearranged.start.terms or len(side.rearranged.call.shape) > MAX_AXES
-        ):
+        found = side.rearranged
+        if found is not None and (found.start.terms or len(found.call.shape) > MAX_AXES):
+            return False
+        if found is not None and found.argument is not None and found.argument.terms:
             return False
         return not any(is_defined_in(self.nest.ops[0], value) for value in (side.memref, *side.start.terms))
 

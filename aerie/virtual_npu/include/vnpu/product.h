@@ -51,4 +51,9 @@ inline bool are_disjoint(const bf16 *one, i64 count, const bf16 *other, i64 othe
   return one + count <= other || other + other_count <= one;
 }
 
+inline bool are_disjoint(const bf16 *one, i64 count, const int8_t *other, i64 other_count) {
+  const int8_t *const first = reinterpret_cast<const int8_t *>(one), *const end = reinterpret_cast<const int8_t *>(one + count);
+  return end <= other || other + other_count <= first;
+}
+
 }  // namespace vnpu

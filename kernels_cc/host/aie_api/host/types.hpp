@@ -14,6 +14,8 @@
 // Wide vector types are passed only between inlined functions, so their ABI does not matter.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #pragma GCC diagnostic ignored "-Wignored-attributes"
+// g++ 12's own headers begin with registers that they do not set.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 
 #ifndef AIE_HOST_INLINE
@@ -29,6 +31,10 @@ using uint8 = std::uint8_t;
 using uint16 = std::uint16_t;
 using uint32 = std::uint32_t;
 using uint64 = std::uint64_t;
+
+// Types of 4 bits, of which a byte holds two: only vectors have them.
+struct int4 {};
+struct uint4 {};
 
 struct accfloat {};
 struct acc32 {};
@@ -67,6 +73,9 @@ inline constexpr bool is_one_of = (std::is_same_v<T, Types> || ...);
 
 template <typename T>
 inline constexpr bool is_element = is_one_of<T, int8, uint8, int16, uint16, int32, uint32, bfloat16, float>;
+
+template <typename T>
+inline constexpr bool is_nibble = is_one_of<T, int4, uint4>;
 
 template <typename T>
 inline constexpr bool is_float = is_one_of<T, bfloat16, float>;

@@ -7,6 +7,7 @@
 
 #include "registers.hpp"
 #include "vnpu/prefetch.h"
+#include "weight_blocks.hpp"
 
 namespace aie {
 
@@ -126,10 +127,59 @@ class vector {
     for (unsigned i = 0; i < M / N; ++i) whole.insert(i, *this);
     return whole;
   }
+#if defined(AIE_HOST_WEIGHT_BLOCKS)
+  // Not in the AIE API: blocks of quantised weights by the CPU's own instructions.
+  template <unsigned Bits>
+  using weight_blocks = host::weight_blocks<Bits>;
+#endif
+
   // The same bits read as lanes of U.
   template <typename U>
   AIE_HOST_INLINE auto cast_to() const {
-    return vector<U, N * sizeof(T) / sizeof(U)>(host::bits_as<host::lane_t<U>>(data));
+    if constexpr (host::is_nibble<U>) return vector<U, N * sizeof(T) * 2>(host::bits_as<uint8>(data));
+    else return vector<U, N * sizeof(T) / sizeof(U)>(host::bits_as<host::lane_t<U>>(data));
+  }
+};
+
+// Lanes of 4 bits: two in a byte, the first in its lower half.
+template <typename T, unsigned N>
+  requires(host::is_nibble<T>)
+class vector<T, N> {
+  static_assert(N >= 32 && (N & (N - 1)) == 0, "AIE2P vectors of 4 bits have 32 lanes or more, a power of two");
+
+ public:
+  using value_type = T;
+  using storage_t = host::registers<uint8, N / 2>;
+
+  storage_t data;
+
+  static constexpr unsigned size() { return N; }
+  static constexpr unsigned type_bits() { return 4; }
+  static constexpr bool is_signed() { return std::is_same_v<T, int4>; }
+
+  vector() = default;
+  AIE_HOST_INLINE explicit vector(const storage_t& bytes) : data(bytes) {}
+
+  template <typename U>
+  AIE_HOST_INLINE auto cast_to() const {
+    return vector<uint8, N / 2>(data).template cast_to<U>();
+  }
+  // The lanes in 8 bits: int8 for int4, uint8 for uint4.
+  AIE_HOST_INLINE auto unpack() const {
+    using To = std::conditional_t<is_signed(), int8, uint8>;
+    uint8 packed[N / 2];
+    To lanes[N];
+    data.store(packed);
+    for (unsigned i = 0; i < N / 2; ++i) {
+      if constexpr (is_signed()) {
+        lanes[2 * i] = To(To(packed[i] << 4) >> 4);
+        lanes[2 * i + 1] = To(To(packed[i]) >> 4);
+      } else {
+        lanes[2 * i] = packed[i] & 15;
+        lanes[2 * i + 1] = packed[i] >> 4;
+      }
+    }
+    return vector<To, N>(vector<To, N>::storage_t::load(lanes));
   }
 };
 
@@ -340,6 +390,13 @@ AIE_HOST_INLINE auto concat(const vector<T, N>& first, const Rest&... rest) {
 template <typename U, Vector V>
 AIE_HOST_INLINE auto vector_cast(const V& v) {
   return v.template cast_to<U>();
+}
+
+// Lanes of 4 bits in 8.
+template <Vector V>
+  requires(host::is_nibble<typename V::value_type>)
+AIE_HOST_INLINE auto unpack(const V& v) {
+  return v.unpack();
 }
 
 }  // namespace aie

@@ -1,0 +1,180 @@
+// Makes parts of an operand of a product, and multiplies by them.
+#include "vnpu/made.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#include "vnpu/entry.h"
+#include "vnpu/product_operands.h"
+
+namespace vnpu {
+
+namespace {
+
+constexpr i64 kGuardElements = 64;  // on either side of what a function makes
+// Columns of one product, and bytes that are made for it. Of few rows, what is made is read from L2. Of many, it is read once
+// and packed; then the rows are packed for every part.
+constexpr i64 kFewRows = 32, kColumnsOfFewRows = 128, kBytesOfFewRows = 1 << 20;
+constexpr i64 kColumns = 512, kBytes = 8 << 20;
+
+i64 least(i64 one, i64 other) { return one < other ? one : other; }
+
+i64 extent_of(const Axes &axes) {
+  i64 count = 1;
+  for (int i = 0; i < axes.count; ++i) count *= axes.list[i].extent;
+  return count;
+}
+
+// The same walk without axes of one step.
+Axes without_ones(const Axes &axes) {
+  Axes others{0, {}};
+  for (int i = 0; i < axes.count; ++i) {
+    if (axes.list[i].extent > 1) others.list[others.count++] = axes.list[i];
+  }
+  return others;
+}
+
+void append(Axes &axes, const Axis &axis) { axes.list[axes.count++] = axis; }
+
+}  // namespace
+
+Made::Made(Function function, const Axes &source, i64 count, i64 start, i64 argument, const Axes &outer, const Axes &depth)
+    : function_(function),
+      source_(without_ones(source)),
+      outer_(outer),
+      depth_(depth),
+      count_(count),
+      start_(start),
+      argument_(argument),
+      can_read_operand_(depends_on_arguments_alone()) {}
+
+bool Made::depends_on_arguments_alone() const {
+  Blocks blocks;
+  const i64 bytes = extent_of(source_), all = count_ + 2 * kGuardElements;
+  int8_t *const source = blocks.alloc<int8_t>(bytes);
+  uint16_t *made[2];
+  const uint32_t modes = exchange_modes(kFloor);
+  bool is_same = true;
+  for (int i = 0; i < 2; ++i) {
+    made[i] = blocks.alloc<uint16_t>(all);
+    for (i64 at = 0; at < bytes; ++at) source[at] = int8_t(at * 167 + 13);
+    for (i64 at = 0; at < all; ++at) made[i][at] = i ? 0x5aa5 : 0xa55a;
+    function_(int32_t(argument_), source, reinterpret_cast<bf16 *>(made[i] + kGuardElements));
+    for (i64 at = 0; at < bytes; ++at) is_same &= source[at] == int8_t(at * 167 + 13);
+    for (i64 at = 0; at < kGuardElements; ++at) {
+      is_same &= made[i][at] == made[i][0] && made[i][kGuardElements + count_ + at] == made[i][0];
+    }
+    is_same &= made[i][0] == (i ? 0x5aa5 : 0xa55a);
+  }
+  exchange_modes(modes);
+  return is_same && memcmp(made[0] + kGuardElements, made[1] + kGuardElements, size_t(count_) * sizeof(uint16_t)) == 0;
+}
+
+// A product, its axes told apart: those along which another tile is made, and those within one.
+class Made::Work {
+ public:
+  Work(const Made &made, const Product &product, bf16 *c, Points points)
+      : made_(made), product_(product), c_(c), points_{points.m, 0} {
+    for (int i = 0; i < product.n.count; ++i) {
+      const Axis &axis = product.n.list[i], &within = made.outer_.list[i];
+      if (axis.first || within.second) append(tiles_, {axis.extent, axis.first, within.second}), append(tiles_of_c_, axis);
+      else append(columns_, {axis.extent, within.first, axis.second});
+    }
+    for (int i = 0; i < product.k.count; ++i) {
+      const Axis &axis = product.k.list[i], &within = made.depth_.list[i];
+      if (axis.second || within.second) append(steps_, {axis.extent, axis.second, within.second});
+    }
+    depth_ = extent_of(steps_);
+  }
+
+  void run() const {
+    const i64 tiles = extent_of(tiles_), columns = extent_of(columns_), rows = product::rows_of(product_);
+    const bool are_few = rows <= kFewRows;
+    const i64 wanted = (are_few ? kColumnsOfFewRows : kColumns) / columns, threads = parallel_threads();
+    const i64 fit = (are_few ? kBytesOfFewRows : kBytes) / (depth_ * made_.count_ * i64(sizeof(bf16)));
+    i64 each = least(least(wanted, fit), (tiles + threads - 1) / threads);
+    const i64 last = tiles_.count ? tiles_.list[tiles_.count - 1].extent : 1;
+    if (each > last) each = last;
+    while (each > 1 && last % each) --each;
+    if (each < 1) each = 1;
+    parallel(tiles / each, [&](i64 part) { multiply(part * each, each); });
+  }
+
+ private:
+  // The columns of some tiles, neighbours along the last axis.
+  void multiply(i64 first, i64 count) const {
+    check_running();
+    Blocks blocks;
+    const i64 tile = depth_ * made_.count_;
+    bf16 *const made = blocks.alloc<bf16>(count * tile);
+    make(blocks, first, count, made);
+    Product part = product_;
+    part.b = made + made_.start_;
+    const i64 in_c = at(tiles_of_c_, first, &Axis::second);
+    part.n = {0, {}};
+    if (tiles_.count) append(part.n, {count, tile, tiles_of_c_.list[tiles_.count - 1].second});
+    for (int i = 0; i < columns_.count; ++i) append(part.n, columns_.list[i]);
+    i64 step = made_.count_;
+    for (int i = part.k.count - 1; i >= 0; --i) {
+      Axis &axis = part.k.list[i];
+      const Axis &within = made_.depth_.list[i];
+      const bool moves = axis.second || within.second;
+      axis.second = moves ? step : within.first;
+      if (moves) step *= axis.extent;
+    }
+    if (c_) return vnpu::multiply_rounded(part, c_ + in_c, points_);
+    part.c += in_c;
+    vnpu::multiply_add(part);
+  }
+
+  void make(Blocks &blocks, i64 first, i64 count, bf16 *to) const {
+    const i64 bytes = extent_of(made_.source_);
+    const bool is_dense = made_.source_.count == 1 && made_.source_.list[0].first == 1;
+    int8_t *const copy = is_dense ? nullptr : blocks.alloc<int8_t>(bytes);
+    const int8_t *const begin = reinterpret_cast<const int8_t *>(product_.b), *copied = nullptr;
+    const uint32_t modes = exchange_modes(kFloor);
+    for (i64 tile = first; tile < first + count; ++tile) {
+      for (i64 step = 0; step < depth_; ++step, to += made_.count_) {
+        const int8_t *const from = begin + at(tiles_, tile, &Axis::first) + at(steps_, step, &Axis::first);
+        const i64 argument = made_.argument_ + at(tiles_, tile, &Axis::second) + at(steps_, step, &Axis::second);
+        if (copy && from != copied) gather(from, copy), copied = from;
+        made_.function_(int32_t(argument), copy ? copy : const_cast<int8_t *>(from), to);
+      }
+    }
+    exchange_modes(modes);
+  }
+
+  // The bytes that a DMA brings.
+  void gather(const int8_t *from, int8_t *to) const {
+    const Axes &axes = made_.source_;
+    const Axis &inner = axes.list[axes.count - 1];
+    const i64 runs = extent_of(axes) / inner.extent;
+    for (i64 run = 0; run < runs; ++run, to += inner.extent) {
+      const int8_t *const begin = from + at(axes, run * inner.extent, &Axis::first);
+      if (inner.first == 1) memcpy(to, begin, size_t(inner.extent));
+      else
+        for (i64 i = 0; i < inner.extent; ++i) to[i] = begin[i * inner.first];
+    }
+  }
+
+  // The sum of steps to a place along some axes.
+  static i64 at(const Axes &axes, i64 place, i64 Axis::*step) {
+    i64 total = 0;
+    for (int i = axes.count - 1; i >= 0; --i) {
+      total += place % axes.list[i].extent * (axes.list[i].*step);
+      place /= axes.list[i].extent;
+    }
+    return total;
+  }
+
+  const Made &made_;
+  const Product &product_;
+  bf16 *const c_;
+  const Points points_;
+  Axes tiles_{0, {}}, tiles_of_c_{0, {}}, columns_{0, {}}, steps_{0, {}};
+  i64 depth_;
+};
+
+void Made::multiply(const Product &product, bf16 *c, Points points) const { Work(*this, product, c, points).run(); }
+
+}  // namespace vnpu

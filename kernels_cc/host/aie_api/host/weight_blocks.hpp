@@ -1,0 +1,263 @@
+// Blocks of quantised weights (kernels_cc/weight_blocks.cc) by the CPU's own instructions. Not in the AIE API.
+//
+// The same products and weights as by vectors of the API, bit for bit, in a fraction of the time. A vector holds 16 rows of a
+// column, in an order that one shift brings: the columns of 4-bit codes are 64 bits, and lane pair q of the vector gets them
+// shifted by q codes, so its lower halves begin with the codes of rows q and q + 8.
+//
+// AVX512-BF16 rounds weights in one instruction and adds the products of two columns in one, first those of the earlier one.
+// Both take numbers below 2^-126 for zero, so blocks and factors in which such numbers might occur take the slow way. A weight
+// is a multiple of the last bit of the smallest scale or minimum, and all products and sums are multiples of its product with
+// the last bit of the smallest factor.
+#pragma once
+
+#include "types.hpp"
+#include "vnpu/prefetch.h"
+
+#if defined(VNPU_FAST) && !VNPU_CHECKS && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define AIE_HOST_WEIGHT_BLOCKS 1
+#include <immintrin.h>
+
+#include "weight_tables.hpp"
+
+namespace aie {
+namespace host {
+
+template <unsigned Bits>
+class weight_blocks {
+  static constexpr unsigned columns = 256, rows = 32, lanes_of_row = 64, planes = 2, plane_rows = 16;
+  static constexpr bool has_minima = Bits == 4;
+  static constexpr unsigned minima_at = 512, codes_at = has_minima ? 1024 : 512;
+  static constexpr unsigned column_bytes = 2 * Bits, plane_bytes = columns * column_bytes;
+  static constexpr unsigned lines = (codes_at + planes * plane_bytes) / 64;
+
+ public:
+  static constexpr unsigned block_bytes = codes_at + planes * plane_bytes;
+
+  // Whether a table of weights is made for every row and group.
+#if defined(VNPU_BF16_DOTS)
+  static constexpr bool has_tables = Bits == 4;
+#else
+  static constexpr bool has_tables = false;
+#endif
+
+  // The place of a partial sum of a row.
+  static constexpr unsigned place(unsigned row, unsigned lane) {
+#if defined(VNPU_BF16_DOTS)
+    if constexpr (has_tables) return weight_tables::place(row, lane);
+#endif
+    return (row / plane_rows * lanes_of_row + lane) * plane_rows + lane_of(row % plane_rows);
+  }
+
+  // y = the sums of 32 rows, each added up in the order of aie::reduce_add; overwrites the sums.
+  static void add_up(float* sums, float* y) {
+#if defined(VNPU_BF16_DOTS)
+    if constexpr (has_tables) {
+      for (unsigned row = 0; row < rows; ++row) y[row] = weight_tables::total(sums + row * lanes_of_row);
+      return;
+    }
+#endif
+    for (unsigned plane = 0; plane < planes; ++plane, sums += lanes_of_row * plane_rows) {
+      for (unsigned half = lanes_of_row / 2; half > 0; half /= 2)
+        for (unsigned i = 0; i < half; ++i) {
+          const __m512 other = _mm512_loadu_ps(sums + (half + i) * plane_rows);
+          _mm512_storeu_ps(sums + i * plane_rows, _mm512_add_ps(_mm512_loadu_ps(sums + i * plane_rows), other));
+        }
+      for (unsigned row = 0; row < plane_rows; ++row) y[plane * plane_rows + row] = sums[lane_of(row)];
+    }
+  }
+
+  // As matvec_blocks_f32 for one block, with sums in their places; false, and nothing done, if the block or x may need
+  // numbers below 2^-126.
+  static bool multiply(std::uint32_t first, std::uint32_t k, const std::uint8_t* block, const bfloat16* x, float* sums) {
+    const std::uint32_t count = k - first < columns ? k - first : columns;
+    Factors factors;
+    if (!factors.fill(x + first, count, least_exponent(block))) return false;
+#if defined(VNPU_BF16_DOTS)
+    if constexpr (has_tables) {
+      weight_tables::multiply(first == 0, block, factors.by_columns, sums);
+      return true;
+    }
+#endif
+    for (unsigned plane = 0; plane < planes; ++plane) {
+      const std::uint8_t* const codes = block + codes_at + plane * plane_bytes;
+      for (unsigned half = 0; half < 2; ++half) {
+        Group groups[4];
+        for (unsigned t = 0; t < 4; ++t) groups[t] = Group(block, plane, half + 2 * t);
+        for (unsigned i = half * 32; i < half * 32 + 32; ++i) {
+          const unsigned line = plane * lanes_of_row + i;
+          if (line < lines) vnpu::prefetch_ahead(reinterpret_cast<const char*>(block) + 64 * line);
+          float* const to = sums + (plane * lanes_of_row + i) * plane_rows;
+          __m512 sum = first ? _mm512_loadu_ps(to) : _mm512_setzero_ps();
+          const std::uint8_t* const at = codes + i * column_bytes;
+          constexpr unsigned next = lanes_of_row * column_bytes;
+          sum = factors.add(sum, i, 0, groups[0].values(at), groups[1].values(at + next));
+          sum = factors.add(sum, i, 1, groups[2].values(at + 2 * next), groups[3].values(at + 3 * next));
+          _mm512_storeu_ps(to, sum);
+        }
+      }
+    }
+    return true;
+  }
+
+  // As unpack_blocks_bf16 for `count` columns of one block, from column `first` on; false, and nothing done, if the block may
+  // have weights below 2^-126. apart: elements from 8 rows to the next ones.
+  static bool unpack(std::uint32_t first, unsigned count, const std::uint8_t* block, unsigned apart, bfloat16* to) {
+    if (least_exponent(block) < 8) return false;
+    std::uint16_t indices[2][32];
+    for (unsigned i = 0; i < 32; ++i) {
+      const unsigned column = i / 8, lane = lane_of(i % 8), upper = lane_of(i % 8 + 8);
+      indices[0][i] = std::uint16_t(column / 2 * 32 + column % 2 * 16 + lane);
+      indices[1][i] = std::uint16_t(column / 2 * 32 + column % 2 * 16 + upper);
+    }
+    const __m512i low = _mm512_loadu_si512(indices[0]), high = _mm512_loadu_si512(indices[1]);
+    for (unsigned plane = 0; plane < planes; ++plane, to += 2 * apart) {
+      for (unsigned column = 0; column < count; column += 32) {
+        const Group group(block, plane, (first + column) / 32);
+        const std::uint8_t* at = block + codes_at + plane * plane_bytes + (first + column) * column_bytes;
+        bfloat16* out = to + column * 8;
+        for (unsigned c = 0; c < 32; c += 4, at += 4 * column_bytes, out += 32) {
+          const __m512i a = rounded(group.values(at), group.values(at + column_bytes));
+          const __m512i b = rounded(group.values(at + 2 * column_bytes), group.values(at + 3 * column_bytes));
+          _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
+          _mm512_storeu_si512(out + apart, _mm512_permutex2var_epi16(a, high, b));
+        }
+      }
+    }
+    return true;
+  }
+
+ private:
+  // The lane of a vector that has a row of a plane.
+  static constexpr unsigned lane_of(unsigned row) { return Bits == 4 ? row % 8 * 2 + row / 8 : row; }
+
+  // What 16 rows of a group have in common, in f32.
+  struct Group {
+    __m512 scales, minima;
+
+    Group() = default;
+    AIE_HOST_INLINE Group(const std::uint8_t* block, unsigned plane, unsigned group) {
+      const std::uint8_t* const at = block + (group * rows + plane * plane_rows) * 2;
+      scales = wide(at);
+      minima = has_minima ? wide(at + minima_at) : _mm512_setzero_ps();
+    }
+    // Weights before they are rounded to bf16.
+    AIE_HOST_INLINE __m512 values(const std::uint8_t* column) const {
+      if constexpr (Bits == 4) {
+        std::int64_t codes;
+        std::memcpy(&codes, column, sizeof(codes));
+        const __m512i shifts = _mm512_setr_epi64(0, 4, 8, 12, 16, 20, 24, 28);
+        const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __m512 code = _mm512_permutexvar_ps(_mm512_srlv_epi64(_mm512_set1_epi64(codes), shifts), numbers);
+        return _mm512_fmadd_ps(code, scales, minima);
+      } else {
+        const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(column));
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes)), scales);
+      }
+    }
+
+   private:
+    AIE_HOST_INLINE static __m512 wide(const std::uint8_t* at) {
+      const __m256i sixteen = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+      if constexpr (Bits == 8) return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(sixteen), 16);
+      const __m512i order = _mm512_set_epi16(15, 0, 7, 0, 14, 0, 6, 0, 13, 0, 5, 0, 12, 0, 4, 0, 11, 0, 3, 0, 10, 0, 2, 0, 9, 0,
+                                             1, 0, 8, 0, 0, 0);
+      return (__m512)_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, order, _mm512_castsi256_si512(sixteen));
+    }
+  };
+
+  // The least exponent field of numbers that are not zero; 255 if all are. No sign.
+  AIE_HOST_INLINE static unsigned least_exponent(__m512i least) {
+    alignas(64) __m128i quarters[4];
+    _mm512_store_si512(quarters, least);
+    const __m128i half = _mm_min_epu16(quarters[0], quarters[1]), other = _mm_min_epu16(quarters[2], quarters[3]);
+    return unsigned(_mm_extract_epi16(_mm_minpos_epu16(_mm_min_epu16(half, other)), 0)) >> 7;
+  }
+  // Of each lane the lesser magnitude that is not zero.
+  AIE_HOST_INLINE static __m512i lesser(__m512i least, __m512i bits) {
+    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff));
+    return _mm512_mask_min_epu16(least, _mm512_test_epi16_mask(magnitude, magnitude), least, magnitude);
+  }
+  AIE_HOST_INLINE static unsigned least_exponent(const std::uint8_t* block) {
+    __m512i least = _mm512_set1_epi16(0x7fff);
+    for (unsigned at = 0; at < codes_at; at += 64) least = lesser(least, _mm512_loadu_si512(block + at));
+    return least_exponent(least);
+  }
+
+  // Two vectors of f32 as bf16: the first in the lower half.
+  AIE_HOST_INLINE static __m512i rounded(__m512 a, __m512 b) {
+#if defined(VNPU_BF16_DOTS)
+    return (__m512i)_mm512_cvtne2ps_pbh(b, a);
+#else
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(to_even(a), 16))),
+                              _mm512_cvtepi32_epi16(_mm512_srli_epi32(to_even(b), 16)), 1);
+#endif
+  }
+  // f32 of which the upper half is rounded to even; of normal numbers.
+  AIE_HOST_INLINE static __m512i to_even(__m512 v) {
+    const __m512i bits = (__m512i)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  }
+
+  // x for the columns of a block, with zeros after its last.
+  class Factors {
+   public:
+#if defined(VNPU_BF16_DOTS)
+    weight_tables::Pairs by_columns;
+#endif
+
+    // Whether no product needs numbers below 2^-126.
+    AIE_HOST_INLINE bool fill(const bfloat16* x, std::uint32_t count, unsigned exponent) {
+      alignas(64) std::uint16_t all[columns] = {};
+      std::memcpy(all, x, count * sizeof(*x));
+      __m512i least = _mm512_set1_epi16(0x7fff), most = _mm512_setzero_si512();
+      for (unsigned i = 0; i < columns; i += 32) {
+        const __m512i some = _mm512_load_si512(all + i);
+        least = lesser(least, some);
+        most = _mm512_max_epu16(most, _mm512_and_si512(some, _mm512_set1_epi16(0x7fff)));
+      }
+      const bool is_finite = _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(0x7f80)) == 0;
+      if (exponent < 8 || !is_finite || exponent + least_exponent(least) < 142) return false;
+#if defined(VNPU_BF16_DOTS)
+      if constexpr (has_tables) {
+        by_columns.fill(all);
+        return true;
+      }
+#endif
+      for (unsigned i = 0; i < lanes_of_row; ++i) {
+#if defined(VNPU_BF16_DOTS)
+        pairs_[0][i] = std::uint32_t(all[i]) << 16 | all[i + 64];
+        pairs_[1][i] = std::uint32_t(all[i + 128]) << 16 | all[i + 192];
+#else
+        for (unsigned t = 0; t < 4; ++t) wide_[t][i] = std::uint32_t(all[i + 64 * t]) << 16;
+#endif
+      }
+      return true;
+    }
+    // Adds the products of two columns that are 64 apart, of which `pair` is the number.
+    AIE_HOST_INLINE __m512 add(__m512 sum, unsigned i, unsigned pair, __m512 a, __m512 b) const {
+#if defined(VNPU_BF16_DOTS)
+      const __m512i order = _mm512_set_epi16(15, 31, 14, 30, 13, 29, 12, 28, 11, 27, 10, 26, 9, 25, 8, 24, 7, 23, 6, 22, 5, 21,
+                                             4, 20, 3, 19, 2, 18, 1, 17, 0, 16);
+      const __m512i weights = _mm512_permutexvar_epi16(order, rounded(a, b));
+      const __m512i factor = _mm512_set1_epi32(int(pairs_[pair][i]));
+      return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)factor);
+#else
+      const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
+      const __m512 one = (__m512)_mm512_and_si512(to_even(a), upper), other = (__m512)_mm512_and_si512(to_even(b), upper);
+      sum = _mm512_fmadd_ps(one, _mm512_set1_ps(__builtin_bit_cast(float, wide_[2 * pair][i])), sum);
+      return _mm512_fmadd_ps(other, _mm512_set1_ps(__builtin_bit_cast(float, wide_[2 * pair + 1][i])), sum);
+#endif
+    }
+
+   private:
+#if defined(VNPU_BF16_DOTS)
+    std::uint32_t pairs_[2][lanes_of_row];  // of two columns, the earlier one in the upper half
+#else
+    std::uint32_t wide_[4][lanes_of_row];
+#endif
+  };
+};
+
+}  // namespace host
+}  // namespace aie
+#endif

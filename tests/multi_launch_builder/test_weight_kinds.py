@@ -1,0 +1,71 @@
+"""Programs for weights of other kinds than bf16: their names, arguments and launches."""
+
+from __future__ import annotations
+
+import pytest
+
+from aerie.kernel_builder.arguments import byte
+from aerie.kernel_builder.weight_blocks import Q4, Q8
+from aerie.multi_launch_builder import program_store
+from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import DEMO
+from aerie.multi_launch_builder.variants import PLANS, program_name
+from aerie.multi_launch_builder.weight_kinds import MATRICES, WeightKinds, plan_with_kinds, split_name
+
+MIXED = WeightKinds(
+    ((("wq", "q4"), ("wk", "q4"), ("wv", "q4"), ("w_down", "q8")), (("wv", "q8"),)), head="q8"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "names"),
+    [
+        ("rms_gemms_rope_ar8", ["rms_gemms_rope_ar8_q4", "rms_gemms_rope_ar8_bf16_bf16_q8"]),
+        ("o_gemv_ffn", ["o_gemv_ffn_bf16_bf16_bf16_q8", "o_gemv_ffn"]),
+        ("cached_attn_ar8_cl512", ["cached_attn_ar8_cl512"]),
+        ("lm_head_gemv", ["lm_head_gemv_q8"]),
+        ("lm_head_ar16", ["lm_head_ar16_q8"]),
+        ("o_ar64", ["o_ar64"]),
+        ("o_ffn_ar8_q4", ["o_ffn_ar8_q4"]),
+    ],
+)
+def test_a_program_has_a_name_for_the_kinds_of_each_layer(program: str, names: list[str]) -> None:
+    assert MIXED.names(program) == names
+    assert WeightKinds().names(program) == [program]
+
+
+def test_every_program_with_weights_is_known_with_its_matrices() -> None:
+    plans = [*plan_programs(DEMO, 64).values(), *(plan(DEMO, 8, 512) for plan in PLANS.values())]
+    for plan in plans:
+        matrices = [a.name for a in plan.arguments if a.role.value == "weight" and len(a.shape) == 2]
+        known = [*MATRICES.get(plan.kind, ())]
+        assert matrices == known or (known == ["lm_head"] and len(matrices) == 8)
+
+
+def test_blocks_take_the_place_of_matrices() -> None:
+    (plan,) = program_store.load_plans_by_name(DEMO, ["o_ffn_ar8_q4_q4_bf16_q8"])
+    assert plan.name == "o_ffn_ar8_q4_q4_bf16_q8"
+    of = plan.arguments
+    assert (of["wo"].shape, of["wo"].dtype) == (Q4.shape(256, 256), byte)
+    assert of["w_up"].shape == (768, 256)
+    assert of["w_down"].shape == Q8.shape(256, 768)
+    kinds = {launch.label: launch.parameters.get("weight") for launch in plan.launches}
+    assert (kinds["o_gemm"], kinds["up_gemm"], kinds["down_gemm"]) == ("q4", None, "q8")
+    assert (plan.kind, plan.rows) == ("o_ffn", 8)
+
+
+def test_an_lm_head_has_one_kind() -> None:
+    plans = program_store.plan_six(DEMO, 64, ["lm_head_gemv_q4"])
+    shapes = {a.shape for a in plans["lm_head_gemv_q4"].arguments if a.dtype is byte}
+    assert shapes == {Q4.shape(256, 256)}
+
+
+def test_a_name_without_kinds_is_the_program_for_bf16() -> None:
+    assert split_name(program_name("o_ffn", 8)) == ("o_ffn_ar8", [])
+    assert split_name("rms_gemv_rope_bf16_q4_q8") == ("rms_gemv_rope", ["bf16", "q4", "q8"])
+
+
+def test_as_many_kinds_as_matrices() -> None:
+    plan = plan_programs(DEMO, 64)["rms_gemv_rope"]
+    with pytest.raises(ValueError, match="rms_gemv_rope has 3 matrices, and 2 kinds are given; give one"):
+        plan_with_kinds(plan, ["q4", "q8"])
