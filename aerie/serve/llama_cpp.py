@@ -129,6 +129,8 @@ class LlamaCppRequest(RequestFields):
     dry_multiplier: Any = None
     xtc_probability: Any = None
     mirostat: Any = None
+    adaptive_target: Any = None
+    adaptive_decay: float | None = None
     n_indent: Any = None
     t_max_predict_ms: Any = None
     lora: Any = None
@@ -139,6 +141,7 @@ class LlamaCppRequest(RequestFields):
         "dry_multiplier": ([0], "the DRY penalty is not built"),
         "xtc_probability": ([0], "XTC is not built"),
         "mirostat": ([0], "Mirostat is not built"),
+        "adaptive_target": ([-1], "the sampler adaptive-p is not built"),
         "n_indent": ([0], "answers are not held to an indentation"),
         "t_max_predict_ms": ([0], "the server's --time-limit holds for all requests"),
         "lora": ([[]], "adapters are not built"),
@@ -242,7 +245,21 @@ class LlamaCppRequest(RequestFields):
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "logit_bias": self.logit_bias,
             "timings_per_token": self.timings_per_token,
+            **SAMPLERS_OFF,
         }
+
+
+SAMPLERS_OFF: Mapping[str, Any] = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "typical_p": 1.0,
+    "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
+    "mirostat": 0,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+}
+"""What responses say of llama.cpp's samplers that are not built: they are off."""
 
 
 @overload

@@ -117,7 +117,7 @@ def _result(case: ElementTree.Element) -> Result:
 
 def by_tester(program: Path, configs: Path) -> list[Result]:
     """What openai-compatible-tester says, by both its layers."""
-    with serving(()) as port, tempfile.TemporaryDirectory() as scratch:
+    with serving(suites.TESTER_FLAGS) as port, tempfile.TemporaryDirectory() as scratch:
         for name, text in suites.TESTER.items():
             Path(scratch, f"{name}.yaml").write_text(text.format(port=port))
         words = [f"--{name}={scratch}/{name}.yaml" for name in suites.TESTER]

@@ -147,9 +147,10 @@ TESTER: Mapping[str, str] = {
     "endpoints": 'base_url: "http://127.0.0.1:{port}"\n'
     'paths: {{models: "/v1/models", chat: "/v1/chat/completions", responses: "/v1/responses", '
     'conversations: "/v1/conversations"}}\n',
-    "models": "profiles: [{{name: demo, chat_model: demo, responses_model: demo, temperature: 0}}]\n",
+    "models": "profiles: [{{name: smollm2, chat_model: smollm2, responses_model: smollm2, temperature: 0}}]\n",
 }
 """Settings for openai-compatible-tester: the address of the server, and its model."""
+TESTER_FLAGS = ("--model", "smollm2")
 SHAPES = ("canonical_text_seen", "canonical_stream_terminal_seen", "canonical_structured_seen")
 """What it notes of an answer that is of the right shape, whatever its text."""
 ARGUMENTS = "compares what a tool is given with what its prompt tells the model to give"
