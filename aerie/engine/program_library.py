@@ -48,7 +48,8 @@ class RuntimeOptions:
     decode path. context_end: the policy at the end of the largest context (`context_end.py`). devices:
     devices of this process that share the model, by their index in pyxrt, the backend's first; () means the
     backend's only. group: this process among several that share the model, each with one device. kv_pool:
-    positions of the page pool; None means as many as memory suggests.
+    positions of the page pool; None means as many as memory suggests. max_positions: of a sequence, at most;
+    None means as many as the model has.
     """
 
     seq_len: int | None
@@ -62,6 +63,11 @@ class RuntimeOptions:
     devices: tuple[int, ...] = ()
     group: Communicator = field(default_factory=SingleRank)
     kv_pool: int | None = None
+    max_positions: int | None = None
+
+    def limited(self, config: ModelConfig) -> ModelConfig:
+        """The config of a model with at most `max_positions` positions."""
+        return replace(config, max_positions=self.max_positions)
 
     @property
     def world_size(self) -> int:

@@ -322,7 +322,8 @@ def _of_gguf(model: GGUFModel, path: Path) -> Tokenizer:
     """That of a GGUF file's metadata, with the chat template of a folder if `path` is one and has one.
     CheckpointError, with the file."""
     try:
-        template = {TEMPLATE: text for name, text in template_files(path) if name == DEFAULT}
+        beside = dict(template_files(path)).get(DEFAULT)
+        template = {} if beside is None else {TEMPLATE: beside}
         return Tokenizer(*tokenizer_from_metadata({**model.metadata, **template}))
     except CheckpointError as error:
         raise CheckpointError(f"{model.path}: {error}") from None

@@ -105,6 +105,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.cache_dir or folders.programs_folder(),
         template_arguments=(*arguments.template_arg,),
         load_all_programs=arguments.warm,
+        max_positions=arguments.max_model_len,
     )
     (first, *others) = models_by_name
     with _listen(arguments.host, arguments.port) as listening:

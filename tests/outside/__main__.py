@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 from xml.etree import ElementTree
 
+from aerie.cli.checkpoints import find_checkpoint
 from tests.outside import suites
 
 HERE = Path(__file__).parent
@@ -72,12 +73,14 @@ def _said(log: IO[str]) -> str:
 def by_pytest(name: str, folder: Path, python: str, runs: Sequence[suites.Run]) -> list[Result]:
     """What came of a suite that pytest runs, by whichever Python has what it imports."""
     made = []
+    elsewhere = [f"--deselect={test}" for run in runs for test in run.files if "::" in test]
     for run in runs:
-        with serving(run.flags) as port, tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, serving(_flags(run, Path(scratch))) as port:
+            left_out = [] if "::" in run.files[0] else elsewhere
             report = Path(scratch, "report.xml")
             command = [python, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-q"]
             done = subprocess.run(
-                [*command, f"--basetemp={scratch}/tests", f"--junitxml={report}", *run.files],
+                [*command, f"--basetemp={scratch}/tests", f"--junitxml={report}", *left_out, *run.files],
                 cwd=folder,
                 env={**os.environ, **_environment(name, folder, port)},
                 stdout=subprocess.PIPE,
@@ -85,10 +88,22 @@ def by_pytest(name: str, folder: Path, python: str, runs: Sequence[suites.Run]) 
                 text=True,
                 check=False,
             )
-            if not report.exists():
+            if done.returncode > 1 or not report.exists():
                 raise SystemExit(f"pytest did not run in {folder}: {done.stdout[-2000:]}")
             made += read(report.read_text())
     return made
+
+
+def _flags(run: suites.Run, scratch: Path) -> Sequence[str]:
+    """The flags of a run's server. Where it has a template, the model is smollm2 with this one, in a folder
+    that is made in `scratch`."""
+    if not run.template:
+        return run.flags
+    folder = scratch / "model"
+    folder.mkdir()
+    (folder / "model.gguf").symlink_to(find_checkpoint("smollm2"))
+    (folder / "chat_template.jinja").write_text(run.template)
+    return ["--model", str(folder), *run.flags]
 
 
 def _environment(name: str, folder: Path, port: int) -> Mapping[str, str]:

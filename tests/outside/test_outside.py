@@ -106,7 +106,9 @@ def test_a_suite_of_pytest(suite: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_reasons() -> None:
     skips = suites.LLAMA_CPP_SKIPS["test_completion.py"]
-    assert suites.reason(skips, "test_nocache_long_input_prompt") == suites.CONTEXT
+    assert suites.reason(skips, "test_n_probs_post_sampling") == suites.VAGUE
+    assert suites.reason({"test_a$": "why"}, "test_a") == "why"
+    assert suites.reason({"test_a$": "why"}, "test_a_b") == ""
     assert suites.reason(skips, "test_completion_with_tokens_input") == ""
     every = [*suites.LLAMA_CPP_SKIPS.values(), *suites.LEMONADE_SKIPS.values(), suites.TESTER_SKIPS]
     assert all(why for each in every for why in each.values())
