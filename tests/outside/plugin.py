@@ -134,6 +134,8 @@ def _settings(server: Any, path: str, data: Any) -> Any:
     if path not in ASKS or not isinstance(data, dict):
         return data
     made = {"temperature": server.temperature, "seed": server.seed, **data}
+    if getattr(server, "debug", None) and "chat" in path:
+        made["verbose"] = True
     if server.n_predict and server.n_predict > 0:
         made.setdefault("n_predict" if path in NATIVE else "max_tokens", server.n_predict)
     return made

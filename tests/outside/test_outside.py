@@ -43,6 +43,9 @@ def test_settings():
     assert made["asked"] == {"temperature": 0.8, "seed": 42, "max_tokens": 64}
     assert made["choices"][0]["delta"]["content"] is None
     assert server.make_request("GET", "/slots").data is None
+    server.debug = True
+    assert server.make_request("POST", "/chat/completions", {}).data["verbose"]
+    assert "verbose" not in server.make_request("POST", "/completion", {}).data
 
 def test_headers():
     assert server.make_request("GET", "/health").headers["A-Name"] == 1

@@ -165,6 +165,12 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         "rule is 'sequential', which is for models of block diffusion, and this model is autoregressive;",
     ),
     (CHAT, {"messages": USER, "threshold": "x"}, "threshold", "'x': Input should be a valid number"),
+    (
+        CHAT,
+        {"messages": USER, "verbose": True, "stream": True},
+        None,
+        "verbose cannot be streamed; remove stream, or ask /apply-template",
+    ),
     (CHAT, {"messages": USER, "verbosity": "low"}, "verbosity", "takes a verbosity; leave it out"),
     (
         CHAT,
