@@ -161,8 +161,13 @@ def _judged(one: Mapping[str, Any], layer: str) -> Result:
         return Result(name, PASSED)
     if why := suites.reason(suites.TESTER_SKIPS, name):
         return Result(name, SKIPPED, why)
-    is_of_shape = any(one.get("evidence", {}).get(each) for each in suites.SHAPES)
-    if one.get(f"{layer}_error_type") == "assert" and is_of_shape:
+    error, message = one.get(f"{layer}_error_type"), str(one.get(f"{layer}_error_message"))
+    evidence = one.get("evidence", {})
+    is_of_shape = error == "assert" and any(evidence.get(each) for each in suites.SHAPES)
+    is_call = message.startswith(suites.INPUT) and evidence.get(suites.CUSTOM)
+    last = one.get("steps", [{}])[-1].get("response", "")
+    is_called_again = error == "schema" and one.get(suites.CALLED) and any(map(last.count, suites.CALL))
+    if is_of_shape or is_call or is_called_again:
         return Result(name, UNREAD)
     return Result(name, FAILED, f"{status}: {one.get(f'{layer}_error_message')}")
 

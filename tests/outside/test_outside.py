@@ -117,29 +117,42 @@ def test_reasons() -> None:
     assert all(why for each in every for why in each.values())
 
 
-def line(test: str, status: str, error: str = "", **evidence: bool) -> str:
-    layer: dict[str, Any] = {"status": status, "error_type": error, "error_message": "so it is"}
+def line(test: str, status: str, error: str = "", said: str = "so it is", **more: Any) -> str:
+    layer: dict[str, Any] = {"status": status, "error_type": error, "error_message": said}
     layers = {f"{name}_{key}": value for name in ("compat", "spec") for key, value in layer.items()}
-    return json.dumps({"test_id": test, "evidence": evidence, **layers})
+    return json.dumps({"test_id": test, **layers, **more})
+
+
+def called(test: str, last: str) -> str:
+    """A tool was called as it should be, and an answer without words followed."""
+    return line(test, "fail", "schema", steps=[{}, {"response": last}], **{suites.CALLED: True})
 
 
 def test_the_log_of_the_tester() -> None:
     lines = [
         line("chat.basic", "pass"),
-        line("chat.stream", "fail", "assert", canonical_stream_terminal_seen=True),
+        line("chat.stream", "fail", "assert", evidence={"canonical_stream_terminal_seen": True}),
         line("chat.memory", "fail", "assert"),
-        line("responses.custom_tool", "fail"),
+        line("responses.custom_tool.grammar", "fail"),
+        line(
+            "responses.custom_tool", "fail", "tool_call", f"{suites.INPUT}: x", evidence={suites.CUSTOM: True}
+        ),
+        called("chat.tool_call", '{"tool_calls":[{}]}'),
+        called("responses.tool_call", '{"output":[]}'),
     ]
     made = outside.results_from_log("\n".join(lines))
     assert [(each.name, each.outcome) for each in made if "compat" in each.name] == [
         ("chat.basic (compat)", PASSED),
         ("chat.stream (compat)", UNREAD),
         ("chat.memory (compat)", FAILED),
-        ("responses.custom_tool (compat)", SKIPPED),
+        ("responses.custom_tool.grammar (compat)", SKIPPED),
+        ("responses.custom_tool (compat)", UNREAD),
+        ("chat.tool_call (compat)", UNREAD),
+        ("responses.tool_call (compat)", FAILED),
     ]
     assert (made[4].reason, made[6].reason) == (
         "fail: so it is",
-        suites.TESTER_SKIPS["responses.custom_tool"],
+        suites.TESTER_SKIPS["responses.custom_tool.grammar"],
     )
 
 
