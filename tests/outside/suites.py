@@ -51,6 +51,7 @@ TEXTS = ("basic", "chat_completion", "completion", "tokenize", "compat_oai_respo
 LLAMA_CPP = (
     Run([f"unit/test_{name}.py" for name in TEXTS], MODEL),
     Run(["unit/test_security.py"], [*MODEL, "--api-key", KEY, *_flags("--cors-origin", *ORIGINS)]),
+    Run(["unit/test_security.py::test_local_media_file"], ["--model", "smollm2"]),
     Run([f"{CHATS}chat_completion_stream"], ["--model", "smollm2", "--name", "llama-test-model"]),
     Run(
         [f"{COMPLETIONS}nocache_long_input_prompt"],
