@@ -35,8 +35,9 @@ LIMITS = {
     "supported",
     "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; longer "
     "texts would be turned by others, and keys in the cache with them",
+    "--max-model-len": "as many as the flag allows",
 }
-"""Entries that may limit the context, and the reason."""
+"""What may limit the context, mostly entries of config.json, and the reason."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class ModelConfig:
     diffusion: DiffusionConfig | None = None
     draft_mask_id: int | None = None
     weight_kinds: WeightKinds = field(default_factory=WeightKinds)
+    max_positions: int | None = None
 
     @property
     def architecture(self) -> str:
@@ -81,7 +83,7 @@ class ModelConfig:
 
     @property
     def context_entry(self) -> str:
-        """The entry of config.json that sets `context`."""
+        """What sets `context`: an entry of config.json, or the flag."""
         return min(self._limits, key=lambda name: self._limits[name])
 
     @property
@@ -93,7 +95,7 @@ class ModelConfig:
     def _limits(self) -> dict[str, int]:
         """Positions by the entry that limits them; of equal ones the first is used."""
         turned = self.rope_scaling.positions if self.rope_scaling else None
-        given = (self.max_position_embeddings, self.sliding_window, turned)
+        given = (self.max_position_embeddings, self.sliding_window, turned, self.max_positions)
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property

@@ -53,7 +53,8 @@ class RuntimeOptions:
     backend's only. group: this process among several that share the model, each with one device. kv_pool:
     positions of the page pool; None means as many as memory suggests. compile_ahead: compile what a longer
     context needs in the background (`compile_ahead.py`), unless AERIE_COMPILE_AHEAD is 0. weights: what
-    weights are on the device, one of quantised.KINDS.
+    weights are on the device, one of quantised.KINDS. max_positions: of a sequence, at most; None means as
+    many as the model has.
     """
 
     seq_len: int | None
@@ -69,6 +70,11 @@ class RuntimeOptions:
     kv_pool: int | None = None
     compile_ahead: bool = False
     weights: str = "auto"
+    max_positions: int | None = None
+
+    def limited(self, config: ModelConfig) -> ModelConfig:
+        """The config of a model with at most `max_positions` positions."""
+        return replace(config, max_positions=self.max_positions)
 
     @property
     def world_size(self) -> int:

@@ -13,10 +13,10 @@ from aerie.engine.detokenizer import Detokenizer, IncrementalDetokenizer, TokenT
 from aerie.engine.errors import CheckpointError, PromptError
 from aerie.engine.folder import check_tokenizer_files
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
-from aerie.engine.gguf.tokenizer import tokenizer_from_metadata
+from aerie.engine.gguf.tokenizer import TEMPLATE, tokenizer_from_metadata
 from aerie.engine.thinking import ThinkingStart, ThinkingTags, find_tags, thinking_start, with_history_names
 from aerie.engine.token_length_bound import TextTooLongError, max_token_bytes
-from aerie.engine.tokenizer_files import read_tokenizer
+from aerie.engine.tokenizer_files import DEFAULT, read_tokenizer, template_files
 from aerie.engine.tool_calls import Message, ToolCallFormat, Tools, detect_format, prepare_messages
 
 LONGEST_REASON = 200
@@ -306,7 +306,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     be read."""
     model = find_gguf(folder)
     if model is not None:
-        return _of_gguf(model)
+        return _of_gguf(model, folder)
     check_tokenizer_files(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise CheckpointError(f"there is no tokenizer.json in {folder}; the checkpoint is incomplete")
@@ -323,10 +323,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ) from error
 
 
-def _of_gguf(model: GGUFModel) -> Tokenizer:
-    """That of a GGUF file's metadata. CheckpointError, with the file."""
+def _of_gguf(model: GGUFModel, path: Path) -> Tokenizer:
+    """That of a GGUF file's metadata, with the chat template of a folder if `path` is one and has one.
+    CheckpointError, with the file."""
     try:
-        return Tokenizer(*tokenizer_from_metadata(dict(model.metadata)))
+        beside = dict(template_files(path)).get(DEFAULT)
+        template = {} if beside is None else {TEMPLATE: beside}
+        return Tokenizer(*tokenizer_from_metadata({**model.metadata, **template}))
     except CheckpointError as error:
         raise CheckpointError(f"{model.path}: {error}") from None
     except MemoryError:

@@ -27,6 +27,8 @@ CONVERTERS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 """A line of tiktoken's files: a token in base64, and its rank."""
 
+DEFAULT = "default"
+"""The name of the template that is no other's."""
 LONGEST_LINE = 200
 
 
@@ -149,12 +151,12 @@ def _add_missing(backend: Any, declared: _Declared) -> None:
 
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """By their names. Files go before tokenizer_config.json."""
-    files = dict(_template_files(folder))
+    files = dict(template_files(folder))
     given = files or settings.get("chat_template")
     if isinstance(given, list):
         given = {each["name"]: each["template"] for each in given}
     elif isinstance(given, str):
-        given = {"default": given}
+        given = {DEFAULT: given}
     if not isinstance(given or {}, Mapping) or not all(
         isinstance(each, str) for each in (given or {}).values()
     ):
@@ -162,9 +164,10 @@ def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]
     return dict(given or {})
 
 
-def _template_files(folder: Path) -> Iterator[tuple[str, str]]:
+def template_files(folder: Path) -> Iterator[tuple[str, str]]:
+    """The chat templates that are files of a folder: name and text."""
     if (folder / "chat_template.jinja").is_file():
-        yield "default", (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        yield DEFAULT, (folder / "chat_template.jinja").read_text(encoding="utf-8")
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         yield path.stem, path.read_text(encoding="utf-8")
 

@@ -328,7 +328,8 @@ def _as_text(message: Message) -> dict[str, Any]:
     if "tool_calls" not in message:
         return dict(message)
     calls = [_call_text(call["function"]) for call in message["tool_calls"]]
-    return {"role": message["role"], "content": "\n".join(filter(None, (message["content"], *calls)))}
+    others = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**others, "content": "\n".join(filter(None, (message["content"], *calls)))}
 
 
 def _call_text(function: Mapping[str, Any]) -> str:

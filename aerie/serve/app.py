@@ -133,10 +133,14 @@ def _add_texts(app: FastAPI) -> None:
     @app.post("/apply-template")
     async def apply_template(body: TemplateRequest, service: LoadedService) -> Mapping[str, Any]:
         service.require_loaded()
-        result = await service.run_with_tokenizer(
-            lambda tokenizer: tokenizer.chat_text(*body.chat), body.field_path
-        )
-        return {"prompt": result}
+        return {"prompt": await _template_text(service, body)}
+
+
+async def _template_text(service: ModelService, body: TemplateRequest | ChatRequest) -> str:
+    """A conversation as the chat template writes it. Raises ApiError."""
+    return await service.run_with_tokenizer(
+        lambda tokenizer: tokenizer.chat_text(*body.chat), body.field_path
+    )
 
 
 def _tokenized(body: TokenizeRequest, most: int, positions: int, tokenizer: Tokenizer) -> bytes:
@@ -190,7 +194,8 @@ def _add_answers(app: FastAPI) -> None:
         prompt_logprobs = await score_prompts(service, request, [encoded.ids], body.prompt_logprobs)
         outputs = service.submit(requests, request.state.request_log)
         shared = service.name, body.choices, body.wants_usage, body.num_logprobs is not None
-        writer = ChatWriter(*shared, prompt_logprobs, body.timings_per_token, body.shows_thinking)
+        text = await _template_text(service, body) if body.verbose else None
+        writer = ChatWriter(*shared, prompt_logprobs, body.timings_per_token, body.shows_thinking, text)
         return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/completions")

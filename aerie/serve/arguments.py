@@ -170,6 +170,12 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         help="positions in the KV cache (default: as many as a quarter of the memory holds)",
     )
     parser.add_argument(
+        "--max-model-len",
+        type=int_at_least(1),
+        metavar="POSITIONS",
+        help="of a prompt and its answer together, at most (default: as many as the model has)",
+    )
+    parser.add_argument(
         "--draft",
         action="append",
         default=[],

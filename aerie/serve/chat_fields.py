@@ -258,7 +258,8 @@ class Prediction(RequestFields):
 class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
     """POST /v1/chat/completions. thinking_budget: by llama.cpp's and vLLM's names; after so many tokens of
     thinking the answer begins; -1 means no limit. reasoning_format: llama.cpp's; "none" leaves thinking and
-    its tags in the content. include_reasoning: vLLM's; false leaves thinking out."""
+    its tags in the content. include_reasoning: vLLM's; false leaves thinking out. verbose:
+    llama.cpp's; a whole response has the prompt, as the model sees it."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: MaxTokens = None
@@ -279,6 +280,7 @@ class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
     )
     reasoning_format: Literal["auto", "deepseek", "none"] = "auto"
     include_reasoning: bool = True
+    verbose: bool = False
     reasoning: ReasoningOptions | None = None
     verbosity: Any = None
     web_search_options: Any = None
@@ -302,6 +304,8 @@ class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
     def _check_top_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is for logprobs=true; set it, or leave top_logprobs out")
+        if self.verbose and self.stream:
+            raise ValueError("verbose cannot be streamed; remove stream, or ask /apply-template")
         return self
 
     @property

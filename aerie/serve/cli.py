@@ -106,6 +106,7 @@ def serve(arguments: argparse.Namespace) -> int:
         template_arguments=(*arguments.template_arg,),
         load_all_programs=arguments.warm,
         weights=arguments.weights,
+        max_positions=arguments.max_model_len,
     )
     (first, *others) = models_by_name
     with _listen(arguments.host, arguments.port) as listening:

@@ -21,11 +21,9 @@ from aerie.engine.tokenizer import Tokenizer
 from aerie.serve import preprocess
 from aerie.serve.common_fields import (
     EXCLUDING_BIAS,
-    MAX_STOPS,
     MAX_TOP_LOGPROBS,
     RequestFields,
     SamplingFields,
-    StopText,
     StructuredOutput,
     Text,
     UnsupportedFields,
@@ -34,6 +32,7 @@ from aerie.serve.common_fields import (
 )
 from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import event, make_response
+from aerie.serve.llama_settings import LlamaSettings
 from aerie.serve.openai_format import finite_logprob, progress, timings
 from aerie.serve.output_processor import LENGTH, FinishInfo, OutputDelta, TokenLogprob
 from aerie.serve.request_outputs import CompletedOutput
@@ -78,7 +77,7 @@ class LlamaCppSampling(SamplingFields):
         return self.post_sampling_probs
 
 
-class LlamaCppRequest(RequestFields):
+class LlamaCppRequest(LlamaSettings):
     """Body of POST /completion. Defaults are llama.cpp's. prompt: a text, token ids, or a list of both; or a
     list of such. n_predict: -1 means up to the end of the context, 0 computes the prompt only. logit_bias:
     biases by id or text, or pairs."""
@@ -89,15 +88,6 @@ class LlamaCppRequest(RequestFields):
     n_predict: Annotated[int, Field(ge=-1)] = -1
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_RUNNING_REQUESTS)] = 1
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int = -1
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     logit_bias: dict[str, Bias] | list[Annotated[list[Bias], Field(min_length=2, max_length=2)]] = Field(
         default_factory=list
     )
@@ -129,6 +119,8 @@ class LlamaCppRequest(RequestFields):
     dry_multiplier: Any = None
     xtc_probability: Any = None
     mirostat: Any = None
+    adaptive_target: Any = None
+    adaptive_decay: float | None = None
     n_indent: Any = None
     t_max_predict_ms: Any = None
     lora: Any = None
@@ -139,6 +131,7 @@ class LlamaCppRequest(RequestFields):
         "dry_multiplier": ([0], "the DRY penalty is not built"),
         "xtc_probability": ([0], "XTC is not built"),
         "mirostat": ([0], "Mirostat is not built"),
+        "adaptive_target": ([-1], "the sampler adaptive-p is not built"),
         "n_indent": ([0], "answers are not held to an indentation"),
         "t_max_predict_ms": ([0], "the server's --time-limit holds for all requests"),
         "lora": ([[]], "adapters are not built"),
@@ -204,15 +197,7 @@ class LlamaCppRequest(RequestFields):
     def sampling_fields(self, biases: Mapping[int, float]) -> LlamaCppSampling:
         """The settings as the fields of the other APIs. biases: by token id."""
         return LlamaCppSampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repeat_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed if self.seed >= 0 else None,
-            stop=self.stop or None,
+            **self.openai_settings(),
             logit_bias={str(token): bias for token, bias in biases.items()},
             n=self.n_cmpl,
             id_slot=self.id_slot,
@@ -242,7 +227,21 @@ class LlamaCppRequest(RequestFields):
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "logit_bias": self.logit_bias,
             "timings_per_token": self.timings_per_token,
+            **SAMPLERS_OFF,
         }
+
+
+SAMPLERS_OFF: Mapping[str, Any] = {
+    "dynatemp_range": 0.0,
+    "dynatemp_exponent": 1.0,
+    "typical_p": 1.0,
+    "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
+    "mirostat": 0,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+}
+"""What responses say of llama.cpp's samplers that are not built: they are off."""
 
 
 @overload

@@ -28,7 +28,7 @@ from aerie.serve.worker import OpenedModel
 class ModelFlags(NamedTuple):
     """The flags of `aerie serve` for a model; they mean the same on every machine. draft: "lookup" or a draft
     model, for autoregressive models. template_arguments: for the chat template. load_all_programs: compile
-    and load all programs before the model is ready."""
+    and load all programs before the model is ready. max_positions: of a request, at most."""
 
     backend: str
     numerics: str | None
@@ -39,6 +39,7 @@ class ModelFlags(NamedTuple):
     template_arguments: tuple[tuple[str, Any], ...] = ()
     load_all_programs: bool = False
     weights: str = "auto"
+    max_positions: int | None = None
 
     def runtime_options(self) -> RuntimeOptions:
         """The options on this machine. Raises AerieError if the backend is not available."""
@@ -51,6 +52,7 @@ class ModelFlags(NamedTuple):
             kv_pool=self.kv_pool,
             compile_ahead=not self.load_all_programs,
             weights=self.weights,
+            max_positions=self.max_positions,
         )
 
 
@@ -70,7 +72,7 @@ class ModelSpec(NamedTuple):
     def open(self) -> OpenedModel:
         """Open the model. Raises AerieError."""
         folder = find_checkpoint(self.model)
-        options = self._with_pool(load_config(folder))
+        options = self._with_pool(self.options.limited(load_config(folder)))
         extras = self.draft, self.template_arguments, self.load_all_programs
         return open_model(self.model, options, self.report, *extras)
 
@@ -78,7 +80,7 @@ class ModelSpec(NamedTuple):
         """Estimated bytes of memory beyond what is allocated now, with all variants loaded and the draft
         model. Raises AerieError."""
         folder = find_checkpoint(self.model)
-        config = load_config(folder)
+        config = self.options.limited(load_config(folder))
         return estimate_all_variants(config, self._with_pool(config)).additional + self._draft_model_bytes(
             config, folder
         )
@@ -127,6 +129,7 @@ def _open_with_draft(
     folder = find_checkpoint(model)
     checkpoint = open_checkpoint(folder, options.weights)
     tokenizer = prompt_tokenizer(folder, template_arguments)
+    checkpoint = replace(checkpoint, config=options.limited(checkpoint.config))
     drafter = draft_model_of(checkpoint, folder, draft)
     note_missing_template(checkpoint.tokenizer, report.note)
     session = prepare_runtime(checkpoint, options, report)

@@ -17,17 +17,16 @@ from aerie.engine.tool_calls import Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, Function
 from aerie.serve.common_fields import (
     ANY_OBJECT,
-    MAX_STOPS,
     MAX_TOP_LOGPROBS,
     ClientMessagePart,
     RequestFields,
     SamplingFields,
-    StopText,
     StructuredOutput,
     Text,
     UnsupportedFields,
 )
 from aerie.serve.embeddings import MAX_INPUTS
+from aerie.serve.llama_settings import LlamaSettings
 
 TEXT_ONLY = "models here read text; take out the images"
 KeepAlive = str | int | float
@@ -42,21 +41,16 @@ def _whole(value: Any) -> Any:
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
 
 
-class OllamaOptions(RequestFields):
+class OllamaOptions(LlamaSettings):
     """The settings of an answer. num_predict: maximum output tokens; 0 or less means up to the end of the
     context. num_ctx: ignored, as the context is the model's. repeat_last_n: only -1 with penalties, which
     look at the whole text."""
 
     num_predict: WholeNumber = -1
-    temperature: float = 0.8
     top_k: WholeNumber = 40
     top_p: float = 0.9
     min_p: float = 0.0
     seed: WholeNumber = -1
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     repeat_last_n: WholeNumber | None = None
     num_ctx: Any = None
     num_keep: Any = None
@@ -148,19 +142,8 @@ class AnswerFields(OllamaFields):
 
     @property
     def sampling_fields(self) -> OllamaSampling:
-        options = self.options
-        return OllamaSampling(
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            min_p=options.min_p,
-            repetition_penalty=options.repeat_penalty,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            seed=options.seed if options.seed >= 0 else None,
-            stop=options.stop or None,
-            top_logprobs=self.top_logprobs if self.logprobs else None,
-        )
+        top_logprobs = self.top_logprobs if self.logprobs else None
+        return OllamaSampling(**self.options.openai_settings(), top_logprobs=top_logprobs)
 
     @property
     def template_arguments(self) -> Mapping[str, Any] | None:

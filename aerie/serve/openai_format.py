@@ -134,7 +134,8 @@ class OpenAIWriter(ABC):
 class ChatWriter(OpenAIWriter):
     """Writes /v1/chat/completions. with_usage: a stream ends with the counts. with_logprobs: include
     logprobs, those of thinking too. scored_prompts: logprobs of the prompt. timed: put timings into each
-    event, not only into the last one. with_thinking: include the thinking."""
+    event, not only into the last one. with_thinking: include the thinking. prompt_text: of a response that
+    has the prompt."""
 
     def __init__(
         self,
@@ -145,6 +146,7 @@ class ChatWriter(OpenAIWriter):
         scored_prompts: Sequence[Sequence[TokenLogprob]] = (),
         timed: bool = False,
         with_thinking: bool = True,
+        prompt_text: str | None = None,
     ) -> None:
         super().__init__()
         self._with_thinking = with_thinking
@@ -157,9 +159,11 @@ class ChatWriter(OpenAIWriter):
         }
         self._choices, self._with_usage, self._with_logprobs = choices, with_usage, with_logprobs
         self._started: set[int] = set()
-        self._prompt_fields = (
+        self._prompt_fields: dict[str, Any] = (
             {"prompt_logprobs": prompt_logprobs(scored_prompts[0])} if scored_prompts else {}
         )
+        if prompt_text is not None:
+            self._prompt_fields["__verbose"] = {"prompt": prompt_text}
 
     def write_whole(self, outputs: Sequence[CompletedOutput]) -> ChatCompletion:
         choices = [self._choice(index, output) for index, output in enumerate(outputs)]

@@ -146,6 +146,16 @@ def test_a_tokenizer_and_a_template_come_with_the_file(llama, tmp_path):
     assert ours.encode_chat(messages) == theirs.encode_chat(messages)
 
 
+def test_a_template_beside_the_file_is_read_instead_of_its_own(llama, tmp_path):
+    """Where the folder is the model: a file that is given itself is taken as it is."""
+    path = gguf_files.write(tmp_path / "x.gguf", llama)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    messages = [{"role": "user", "content": "Is the tile here?"}]
+    beside, own = load_tokenizer(tmp_path), load_tokenizer(path)
+    assert beside.encode_chat(messages) == beside.encode("Is the tile here?!", special=False)
+    assert own.encode_chat(messages) == load_tokenizer(llama.folder).encode_chat(messages)
+
+
 def test_fused_tensors(llama, make_checkpoint, tmp_path):
     """Queries, keys and values in one, of which two are permuted; gate and up in one."""
     for source in (llama, Source(make_checkpoint(**SOURCES["qwen2"]))):

@@ -274,6 +274,14 @@ def test_a_template_that_knows_none_is_told_in_words() -> None:
     assert of_demo()[0].encode_chat(CALLED[:1], TOOLS)  # without a template, too
 
 
+def test_thinking_before_a_call_stays_where_the_template_knows_no_tools() -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content }}|{% endfor %}"
+    tokenizer, _, _ = of_demo(template=template)
+    hm = {"reasoning_content": "hm"}
+    thought = [{**each, **(hm if each["role"] == "assistant" else {})} for each in CALLED]
+    assert "|hm|" in tokenizer.chat_text(thought, TOOLS)
+
+
 @pytest.mark.parametrize("is_special", [True, False])
 def test_what_a_user_spells_is_text(is_special: bool) -> None:
     tokens = ("<tool_call>", "</tool_call>")

@@ -59,6 +59,15 @@ def from_null(body: Any) -> Any:
     return body
 
 
+def _chunk_from_null(chunk: Any) -> Any:
+    """The same of a chunk that the package openai has parsed."""
+    for choice in getattr(chunk, "choices", ()):
+        delta = getattr(choice, "delta", None)
+        if delta and delta.role and delta.content == "":
+            delta.content = None
+    return chunk
+
+
 NATIVE = ("/completion", "/completions")
 LENGTHS = ("prompt_tokens", "cached_tokens", "prompt_n", "cache_n", "tokens_evaluated", "tokens_cached")
 """Fields that count the tokens of a prompt."""
@@ -112,6 +121,10 @@ def _llama_cpp() -> None:
         events = streamed(self, method, path, _settings(self, path, data), *more, **named)
         return (from_null(uncompared(each)) for each in events)
 
+    openai = importlib.import_module("openai")
+    chunks = openai.Stream.__iter__
+    openai.Stream.__iter__ = lambda self: (_chunk_from_null(each) for each in chunks(self))
+
     utils.match_regex = not_compared
     process.make_request, process.make_stream_request = make_request, make_stream_request
 
@@ -121,6 +134,8 @@ def _settings(server: Any, path: str, data: Any) -> Any:
     if path not in ASKS or not isinstance(data, dict):
         return data
     made = {"temperature": server.temperature, "seed": server.seed, **data}
+    if getattr(server, "debug", None) and "chat" in path:
+        made["verbose"] = True
     if server.n_predict and server.n_predict > 0:
         made.setdefault("n_predict" if path in NATIVE else "max_tokens", server.n_predict)
     return made

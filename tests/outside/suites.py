@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """Files of a suite, from its folder, and the flags of the server that they are run against."""
+    """Files of a suite, from its folder, or tests of them, which the run of the whole file leaves out; and
+    the flags of the server that they are run against. template: of chats, in place of smollm2's."""
 
     files: Sequence[str]
     flags: Sequence[str]
+    template: str = ""
 
 
 def _flags(name: str, *values: str) -> list[str]:
@@ -26,10 +28,37 @@ LOCAL = ("localhost", "localhost:8080", "127.0.0.1", "127.0.0.1:3000", "[::1]", 
 ORIGINS = [f"http://{name}" for name in LOCAL]
 NAMES = ("codellama70b", "davinci-002", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "test")
 MODEL = ("--model", "smollm2", "--name", "tinyllama-2", "--variants", "8,32x512", *_flags("--alias", *NAMES))
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+"""Of a model that thinks before each answer, and is told what it thought."""
+HEADED = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+"""As Llama 3 writes a conversation."""
+ANTHROPIC, CHATS, COMPLETIONS = (
+    f"unit/test_{name}.py::test_" for name in ("compat_anthropic", "chat_completion", "completion")
+)
+THINKING = (
+    *(f"anthropic_thinking_history_in_{name}" for name in ("count_tokens", "template")),
+    "anthropic_thinking_with_reasoning_model",
+)
 TEXTS = ("basic", "chat_completion", "completion", "tokenize", "compat_oai_responses", "compat_anthropic")
 LLAMA_CPP = (
     Run([f"unit/test_{name}.py" for name in TEXTS], MODEL),
     Run(["unit/test_security.py"], [*MODEL, "--api-key", KEY, *_flags("--cors-origin", *ORIGINS)]),
+    Run(["unit/test_security.py::test_local_media_file"], ["--model", "smollm2"]),
+    Run([f"{CHATS}chat_completion_stream"], ["--model", "smollm2", "--name", "llama-test-model"]),
+    Run(
+        [f"{COMPLETIONS}nocache_long_input_prompt"],
+        ["--model", "smollm2", "--variants", "8,32x512", "--max-model-len", "128"],
+    ),
+    Run([f"{CHATS}chat_template_continue_final_message_vllm_compat"], [], HEADED),
+    Run([f"{ANTHROPIC}{name}" for name in THINKING], ["--name", "test"], THINKS),
 )
 SECOND, THIRD = "Tiny-Test-Model-GGUF", "Qwen3-0.6B-GGUF"
 """What Lemonade's tests of several models call those that they have beside the first."""
@@ -48,9 +77,6 @@ LEMONADE = (
     ),
 )
 
-CONTEXT = (
-    "wants a context of 256 or 512 positions, which llama-server is given at its start; the model has 8192"
-)
 VAGUE = "wants ten tokens to be likely where this model finds nine"
 JOKE = (
     "Write a joke about AI from a very long prompt which will not be truncated-64-"
@@ -60,9 +86,9 @@ FEW = "wants 64 tokens where this model ends after 2"
 BOS = "wants the BOS of its own tokenizer"
 FLAG = "of a start-up flag of llama-server: "
 MEDIA = "of images, with a status or a file of its own; here they are refused with 400"
-THINKING = "wants a model that thinks, or its chat template"
+MEDIA_FILES = ("file://mtmd/test-1.jpeg", "file:////mtmd//test-1.jpeg")
+"""Those that are to be read; that others are not is wanted here too."""
 TEMPLATE = "of a chat template given at the start, or of another model's"
-NULL = "wants a stream that begins with content null; ours begins with an empty text, as OpenAI's do"
 CORS = "preflights are answered as browsers read them, not word by word as there: "
 
 LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
@@ -74,19 +100,16 @@ LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
         "test_server_model_aliases_and_tags": f"{FLAG}tags",
     },
     "test_chat_completion.py": {
-        "test_chat_completion_stream": f"{FLAG}another name",
-        "test_chat_template": TEMPLATE,
+        "test_chat_template$": TEMPLATE,
+        "test_chat_template_assistant_prefill": "wants an answer that goes on with the last message without "
+        "being asked to; here continue_final_message asks for it",
         "test_apply_chat_template": TEMPLATE,
         "test_invalid_chat_completion_req[messages7]": "wants two answers in a row refused; here they go",
-        "test_logprobs_stream": NULL,
-        "test_context_size_exceeded": f"{CONTEXT}; and a type of error of its own",
-        "test_verbose_debug": "of a field that tells the prompt; /apply-template does here",
+        "test_context_size_exceeded": "wants a type of error of its own, where OpenAI's has a code",
     },
     "test_completion.py": {
         f"test_completion[{JOKE}-False-True": FEW,
         f"test_completion_stream[{JOKE}": FEW,
-        "test_completion_stream[I believe": "wants all settings of its own samplers repeated",
-        "test_nocache_long_input_prompt": CONTEXT,
         "test_completion_response_fields[I believe the meaning of life is-32": BOS,
         "test_n_probs_post_sampling": VAGUE,
     },
@@ -99,7 +122,7 @@ LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
         "test_cors_origins_localhost_rejects": f"{CORS}that of another site has status 400",
         "test_cors_origins_defaults": f"{FLAG}tools that the server runs",
         "test_cors_proxy": f"{FLAG}a proxy of its page",
-        "test_local_media_file": MEDIA,
+        **{f"test_local_media_file[../../../tools-{url}": MEDIA for url in MEDIA_FILES},
     },
     "test_compat_oai_responses.py": {
         "test_responses_stream_with_llama_telemetry": "wants response.completed where an answer is cut "
@@ -109,11 +132,9 @@ LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
         "test_anthropic_tool_result_with_image": MEDIA,
         "test_anthropic_vision": MEDIA,
         "test_anthropic_empty_messages": "wants an answer to no message; Anthropic's own API refuses that",
-        "test_anthropic_thinking_history_in": THINKING,
-        "test_anthropic_thinking_with_reasoning_model": THINKING,
     },
 }
-"""By file, and the beginning of a test's name."""
+"""By file, and the beginning of a test's name; whole where it ends in $."""
 
 CAN = ("chat_completions", "completions")
 SUPPORTS: Mapping[str, bool] = {
@@ -147,22 +168,24 @@ TESTER: Mapping[str, str] = {
     "endpoints": 'base_url: "http://127.0.0.1:{port}"\n'
     'paths: {{models: "/v1/models", chat: "/v1/chat/completions", responses: "/v1/responses", '
     'conversations: "/v1/conversations"}}\n',
-    "models": "profiles: [{{name: demo, chat_model: demo, responses_model: demo, temperature: 0}}]\n",
+    "models": "profiles: [{{name: smollm2, chat_model: smollm2, responses_model: smollm2, "
+    "temperature: 0}}]\n",
 }
 """Settings for openai-compatible-tester: the address of the server, and its model."""
+TESTER_FLAGS = ("--model", "smollm2", "--variants", "8,32x512", "--max-model-len", "320", "--warm")
+"""Several of its tests set no limit, and an answer has 60 seconds."""
 SHAPES = ("canonical_text_seen", "canonical_stream_terminal_seen", "canonical_structured_seen")
 """What it notes of an answer that is of the right shape, whatever its text."""
-ARGUMENTS = "compares what a tool is given with what its prompt tells the model to give"
+CALLED, CALL = "function_call_observed", ('"type":"function_call"', '"tool_calls":[{')
+"""What it notes once a tool is called with what its prompt says; and what its next answer has, for which it
+wants words, where this model calls the tool again."""
+INPUT, CUSTOM = "unexpected custom tool input", "canonical_custom_tool_call_seen"
+"""A custom tool is called, with another text than the prompt says."""
 TESTER_SKIPS: Mapping[str, str] = {
-    "responses.tool_call": ARGUMENTS,
-    "chat.tool_call": ARGUMENTS,
     "responses.custom_tool.grammar": "of lark for a custom tool's input, which may be a regular expression",
-    "responses.custom_tool": ARGUMENTS,
-    "responses.structured.json_schema": "wants JSON that ends within 48 tokens",
-    "chat.structured.json_schema": "wants JSON that ends within 48 tokens",
 }
 
 
 def reason(skips: Mapping[str, str], test: str) -> str:
-    """Why a test is passed over; nothing where it is not."""
-    return next((why for begins, why in skips.items() if test.startswith(begins)), "")
+    """Why a test is passed over; nothing where it is not. A name that ends in $ is the whole name."""
+    return next((why for begins, why in skips.items() if f"{test}$".startswith(begins)), "")

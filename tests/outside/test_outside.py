@@ -43,6 +43,9 @@ def test_settings():
     assert made["asked"] == {"temperature": 0.8, "seed": 42, "max_tokens": 64}
     assert made["choices"][0]["delta"]["content"] is None
     assert server.make_request("GET", "/slots").data is None
+    server.debug = True
+    assert server.make_request("POST", "/chat/completions", {}).data["verbose"]
+    assert "verbose" not in server.make_request("POST", "/completion", {}).data
 
 def test_headers():
     assert server.make_request("GET", "/health").headers["A-Name"] == 1
@@ -106,35 +109,50 @@ def test_a_suite_of_pytest(suite: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_reasons() -> None:
     skips = suites.LLAMA_CPP_SKIPS["test_completion.py"]
-    assert suites.reason(skips, "test_nocache_long_input_prompt") == suites.CONTEXT
+    assert suites.reason(skips, "test_n_probs_post_sampling") == suites.VAGUE
+    assert suites.reason({"test_a$": "why"}, "test_a") == "why"
+    assert suites.reason({"test_a$": "why"}, "test_a_b") == ""
     assert suites.reason(skips, "test_completion_with_tokens_input") == ""
     every = [*suites.LLAMA_CPP_SKIPS.values(), *suites.LEMONADE_SKIPS.values(), suites.TESTER_SKIPS]
     assert all(why for each in every for why in each.values())
 
 
-def line(test: str, status: str, error: str = "", **evidence: bool) -> str:
-    layer: dict[str, Any] = {"status": status, "error_type": error, "error_message": "so it is"}
+def line(test: str, status: str, error: str = "", said: str = "so it is", **more: Any) -> str:
+    layer: dict[str, Any] = {"status": status, "error_type": error, "error_message": said}
     layers = {f"{name}_{key}": value for name in ("compat", "spec") for key, value in layer.items()}
-    return json.dumps({"test_id": test, "evidence": evidence, **layers})
+    return json.dumps({"test_id": test, **layers, **more})
+
+
+def called(test: str, last: str) -> str:
+    """A tool was called as it should be, and an answer without words followed."""
+    return line(test, "fail", "schema", steps=[{}, {"response": last}], **{suites.CALLED: True})
 
 
 def test_the_log_of_the_tester() -> None:
     lines = [
         line("chat.basic", "pass"),
-        line("chat.stream", "fail", "assert", canonical_stream_terminal_seen=True),
+        line("chat.stream", "fail", "assert", evidence={"canonical_stream_terminal_seen": True}),
         line("chat.memory", "fail", "assert"),
-        line("responses.custom_tool", "fail"),
+        line("responses.custom_tool.grammar", "fail"),
+        line(
+            "responses.custom_tool", "fail", "tool_call", f"{suites.INPUT}: x", evidence={suites.CUSTOM: True}
+        ),
+        called("chat.tool_call", '{"tool_calls":[{}]}'),
+        called("responses.tool_call", '{"output":[]}'),
     ]
     made = outside.results_from_log("\n".join(lines))
     assert [(each.name, each.outcome) for each in made if "compat" in each.name] == [
         ("chat.basic (compat)", PASSED),
         ("chat.stream (compat)", UNREAD),
         ("chat.memory (compat)", FAILED),
-        ("responses.custom_tool (compat)", SKIPPED),
+        ("responses.custom_tool.grammar (compat)", SKIPPED),
+        ("responses.custom_tool (compat)", UNREAD),
+        ("chat.tool_call (compat)", UNREAD),
+        ("responses.tool_call (compat)", FAILED),
     ]
     assert (made[4].reason, made[6].reason) == (
         "fail: so it is",
-        suites.TESTER_SKIPS["responses.custom_tool"],
+        suites.TESTER_SKIPS["responses.custom_tool.grammar"],
     )
 
 

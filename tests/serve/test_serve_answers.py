@@ -242,10 +242,15 @@ def test_text_and_tokens(serving: Any, alone: Model) -> None:
         assert "".join(each["piece"] for each in pieces) == FRANCE
         assert http.post("/tokenize", json={"messages": USER}).json()["tokens"] == alone.encode(FRANCE)
         assert http.post("/detokenize", json={"tokens": made["tokens"]}).json()["content"] == FRANCE
-        assert http.post("/apply-template", json={"messages": USER}).json()["prompt"] == (
+        prompt = http.post("/apply-template", json={"messages": USER}).json()["prompt"]
+        assert prompt == (
             f"<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n{FRANCE}<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\n"
         )
+        chat = {"messages": USER, "max_tokens": 1}
+        told = http.post("/v1/chat/completions", json={**chat, "verbose": True}).json()
+        assert told["__verbose"] == {"prompt": prompt}
+        assert "__verbose" not in http.post("/v1/chat/completions", json=chat).json()
 
 
 def test_control_tokens_in_a_message_are_text(serving: Any, alone: Model) -> None:
