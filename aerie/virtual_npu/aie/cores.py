@@ -21,6 +21,9 @@ from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
 from aerie.virtual_npu.codegen.passes.mark_outlined import is_nest
 from aerie.virtual_npu.codegen.scf import assign, declare
 
+_WIDEST = 64
+"""Bytes of the widest access of a core."""
+
 
 @dataclass
 class AieFile(CppFile):
@@ -39,6 +42,7 @@ class CoreBody(Body):
     variables: list[str] = field(default_factory=list)
     """Declarations of variables that more than one block uses."""
     labels: dict[Block, str] = field(default_factory=dict)
+    order: dict[Block, int] = field(default_factory=dict)
     fifos: dict[str, Fifo] = field(default_factory=dict)
     ports: dict[tuple[str, str], str] = field(default_factory=dict)
     """The C++ variable of each end of an object FIFO that the core uses."""
@@ -46,6 +50,16 @@ class CoreBody(Body):
     @property
     def checks_bounds(self) -> bool:
         return isinstance(self.file, AieFile) and self.file.checks_bounds
+
+    @property
+    def heartbeat(self) -> str:
+        return "vnpu::aie::Heartbeat"
+
+    def check_alignment(self, op: Operation, value: SSAValue, pointer: str, bytes_: int) -> None:
+        if self.checks_bounds and bytes_ == _WIDEST:
+            number = self.device.buffer_of.get(value) if self.device is not None else None
+            address = (self.device.buffers[number].address or 0) if number is not None else 0
+            self.emit_line(f"vnpu::aie::aligned({self.site(op)}, {pointer}, {address % _WIDEST});")
 
 
 def emit_core(file: AieFile, device: Device, core: array.CoreOp) -> str:
@@ -119,7 +133,7 @@ def static_memref(name: str, type_: MemRefType) -> MemRef:
 def _emit_blocks(body: CoreBody, core: array.CoreOp) -> None:
     blocks = _in_order(core)
     for number, block in enumerate(blocks):
-        body.labels[block] = f"block_{number}"
+        body.labels[block], body.order[block] = f"block_{number}", number
         for argument in block.args:
             _declare_variable(body, core, argument)
     for block in blocks:
@@ -192,18 +206,22 @@ _TERMINATORS = ("cf.br", "cf.cond_br", "cf.switch", "aie.end")
 
 def _emit_terminator(body: CoreBody, op: Operation) -> None:
     if isinstance(op, cf.BranchOp):
-        _jump(body, op.successor, op.arguments)
+        _jump(body, op.successor, op.arguments, op)
     elif isinstance(op, cf.ConditionalBranchOp):
         with body.block(f"if ({body.text(op.cond)})"):
-            _jump(body, op.then_block, op.then_arguments)
-        _jump(body, op.else_block, op.else_arguments)
+            _jump(body, op.then_block, op.then_arguments, op)
+        _jump(body, op.else_block, op.else_arguments, op)
     elif isinstance(op, cf.SwitchOp):
         _emit_switch(body, op)
     else:
         body.emit_line("co_return;")
 
 
-def _jump(body: CoreBody, block: Block, values: object) -> None:
+def _jump(body: CoreBody, block: Block, values: object, op: Operation) -> None:
+    if body.order[block] <= body.order[op.parent]:  # type: ignore[index]
+        name = body.fresh("v_beat")
+        body.variables.append(f"  vnpu::aie::Heartbeat {name}({body.site(op)});")
+        body.emit_line(f"{name}.beat(-1);")
     names = [_variable_of(body, argument) for argument in block.args]
     assign(body, names, list(values))  # type: ignore[call-overload]
     body.emit_line(f"goto {body.labels[block]};")
@@ -219,8 +237,8 @@ def _emit_switch(body: CoreBody, op: cf.SwitchOp) -> None:
     numbers = list(values.get_values()) if isinstance(values, DenseIntOrFPElementsAttr) else []
     for number, block, operands in zip(numbers, op.case_blocks, op.case_operand, strict=True):
         with body.block(f"if ({flag} == {number})"):
-            _jump(body, block, operands)
-    _jump(body, op.default_block, op.default_operands)
+            _jump(body, block, operands, op)
+    _jump(body, op.default_block, op.default_operands, op)
 
 
 # ---- operations ----

@@ -71,6 +71,15 @@ OF_DEVICE = {
     f"aie.core(%core) {{ %s = aie.objectfifo.acquire @of(Take, 1) : {SUBVIEW} aie.end }}": (
         "an object FIFO has no port Take: write Produce or Consume"
     ),
+    "%m = aie.buffer(%core) {address = 512 : i32} : memref<8xi32> aie.core(%core) { aie.end }": (
+        "its stack has bytes 0 to 1023 of the tile, and buffer of memref<8xi32> begins at byte 512, so"
+    ),
+    "%m = aie.buffer(%core) : memref<16128xi32> aie.core(%core) { aie.end }": (
+        r"the buffers of tile \(0, 2\) take 64544 bytes and its stack 1024, of 65536 that there are: make"
+    ),
+    "aie.core(%core) { %s = memref.alloca() : memref<64xi32> aie.end } {stack_size = 128 : i32}": (
+        "memref.alloca takes 256 bytes of a stack of 128, which would overwrite buffers: give a stack_size"
+    ),
     "%s = aie.logical_tile<CoreTile>(?, ?)": "operation aie.logical_tile is not known",
 }  # fmt: skip
 OF_SEQUENCE = {

@@ -38,13 +38,24 @@ Runnable *Run::next() {
 void Run::execute(Fiber sequence) {
   random_ = run_seed;
   host.begin(sequence);
+  take_turns();
+  if (!host.is_done) fail_hang(*this);
+  if (host.array) note_remains(*host.array);
+}
+
+void Run::take_turns() {
   for (uint32_t turns = 0, busy = 0;; ++turns) {
-    if (turns % 64 == 0) check_running();
+    if (turns % 64 == 0) {
+      check_running();
+      progress.check(*this);
+    }
     // Cores that go round and round without waiting do not keep the host from going on, nor the run from ending.
     const bool is_patient = busy < kPatience;
     if (!queue_.empty() && is_patient) {
       if (at_rest || host.is_done) ++busy;
-      next()->turn();
+      Runnable *const runnable = next();
+      if (!runnable->is_core) progress.moved();
+      runnable->turn();
     } else if (at_rest) {
       Actor *const waiting = at_rest;
       at_rest = nullptr;
@@ -56,7 +67,6 @@ void Run::execute(Fiber sequence) {
       busy = 0;
     }
   }
-  if (!host.is_done) fail_hang(*this);
 }
 
 // ---- locks ----
@@ -84,8 +94,18 @@ void Lock::release(Site site, int count) {
   grant();
 }
 
+void Lock::check_credits(Site site) const {
+  if (!partner) return;
+  const int all = value + held + partner->value + partner->held;
+  if (all <= credits) return;
+  note(site, "locks %.60s and %.60s of tile (%d, %d) have %d credits, and began with %d: released twice, as in both arms of an if?",
+       table->name, partner->table->name, table->place.column, table->place.row, all, credits);
+}
+
 void Lock::set(int to) {
   value = to;
+  if (partner) partner->partner = nullptr;
+  partner = nullptr;
   grant();
 }
 
@@ -93,8 +113,13 @@ void Lock::grant() {
   int kept = 0;
   for (int i = 0; i < waiters_.size(); ++i) {
     Actor *const actor = waiters_[i];
-    if (take(actor->waiting.value, actor->waiting.at_least)) actor->wake();
-    else waiters_[kept++] = actor;
+    if (take(actor->waiting.value, actor->waiting.at_least)) {
+      if (!actor->is_core) held += actor->waiting.value;
+      actor->run.progress.moved();
+      actor->wake();
+    } else {
+      waiters_[kept++] = actor;
+    }
   }
   waiters_.shrink(kept);
 }
@@ -130,7 +155,10 @@ Await next_task(Channel &channel) {
 Await take_lock(Channel &channel, const LockUse &use) {
   if (use.lock < 0) return Await{true};
   Lock &lock = *channel.array->locks[use.lock];
-  if (lock.take(use.value, use.at_least)) return Await{true};
+  if (lock.take(use.value, use.at_least)) {
+    lock.held += use.value;
+    return Await{true};
+  }
   lock.acquire_by(channel, use.value, use.at_least);
   if (!channel.table->sends) channel.sink.changed();  // a loaded descriptor makes room
   return Await{false};
@@ -169,7 +197,8 @@ Fiber run_channel(Channel &channel) {
         co_await take_lock(channel, bd.table->acquire);
         co_await transfer(channel);
         ++bd.uses;
-        const LockUse &release = bd.table->release;
+        const LockUse &acquire = bd.table->acquire, &release = bd.table->release;
+        if (acquire.lock >= 0) channel.array->locks[acquire.lock]->held -= acquire.value;
         if (release.lock >= 0) {
           channel.array->locks[release.lock]->release(Site{"aie.use_lock", channel.line}, release.value);
         }
@@ -207,7 +236,12 @@ void Core::describe(char *text, int capacity) const {
 
 void Core::turn() {
   const CoreTurn registers(modes);
-  Actor::turn();
+  const Turn turn(*this);
+  try {
+    Actor::turn();
+  } catch (const Endless &) {
+    is_endless = true;
+  }
 }
 
 Lock &Core::lock(int number) const { return *array->locks[number]; }
@@ -225,7 +259,11 @@ Await Core::acquire(int number, int value, bool at_least, int at) {
 
 void Core::release(int number, int value, int at) {
   line = at;
-  lock(number).release(Site{"aie.use_lock", at}, value);
+  Lock &found = lock(number);
+  found.value += value;
+  found.check_credits(Site{"aie.use_lock", at});
+  found.value -= value;
+  found.release(Site{"aie.use_lock", at}, value);
 }
 
 Await Core::to_put(int at) {
@@ -282,6 +320,7 @@ Array::Array(Run &run, const DeviceTable &table) : run(run), table(table) {
     arbiters.push(new Arbiter);
     arbiters[i]->table = table.arbiter + i;
   }
+  pair_locks();
   connect();
   for (int i = 0; i < table.tasks; ++i) {
     const TaskTable &entry = table.task[i];
@@ -295,6 +334,33 @@ Array::Array(Run &run, const DeviceTable &table) : run(run), table(table) {
   }
   for (int i = 0; i < table.channels; ++i) channels[i]->begin(run_channel(*channels[i]));
   for (int i = 0; i < table.cores; ++i) cores[i]->begin(table.core[i].run(*cores[i]));
+}
+
+// Finds the locks that descriptors move credits between, as many as they take, and always the same two.
+void Array::pair_locks() {
+  List<Lock *> others;
+  for (int i = 0; i < locks.size(); ++i) others.push(nullptr);
+  List<bool> is_other;
+  for (int i = 0; i < locks.size(); ++i) is_other.push(false);
+  for (int i = 0; i < table.bds; ++i) {
+    const LockUse &acquire = table.bd[i].acquire, &release = table.bd[i].release;
+    if (acquire.lock >= 0 && release.lock >= 0 && acquire.value == release.value && acquire.lock != release.lock) {
+      Lock *const one = locks[acquire.lock], *const two = locks[release.lock];
+      if (others[acquire.lock] && others[acquire.lock] != two) is_other[acquire.lock] = true;
+      if (others[release.lock] && others[release.lock] != one) is_other[release.lock] = true;
+      others[acquire.lock] = two;
+      others[release.lock] = one;
+    } else {
+      if (acquire.lock >= 0) is_other[acquire.lock] = true;
+      if (release.lock >= 0) is_other[release.lock] = true;
+    }
+  }
+  for (int i = 0; i < locks.size(); ++i) {
+    Lock *const other = others[i];
+    if (!other || is_other[i] || is_other[int(other->table - table.lock)]) continue;
+    locks[i]->credits = locks[i]->value + other->value;
+    if (locks[i]->credits > 0) locks[i]->partner = other;
+  }
 }
 
 void Array::connect() {
@@ -323,6 +389,7 @@ void Array::connect() {
   }
   for (int i = 0; i < table.cores; ++i) {
     cores.push(new Core(run));
+    cores[i]->is_core = true;
     cores[i]->array = this;
     cores[i]->table = table.core + i;
   }
@@ -388,7 +455,72 @@ Await Host::room(Task *task, int at) {
   return Await{false};
 }
 
-void Host::start(Task *task) {
+namespace {
+
+// Whether two descriptors of the host's move the same.
+bool is_same(const Bd &one, const Bd &other) {
+  return one.base == other.base && one.table->offset == other.table->offset && one.table->length == other.table->length;
+}
+
+// Descriptors of tasks that are not done, at the tile of a channel.
+class DescriptorsInUse {
+ public:
+  DescriptorsInUse(Array &array, Place place) {
+    for (int i = 0; i < array.channels.size(); ++i) {
+      Channel &channel = *array.channels[i];
+      const Place own = channel.table->place;
+      if (own.column != place.column || own.row != place.row) continue;
+      if (channel.running) add(*channel.running);
+      for (int k = 0; k < channel.queue.size(); ++k) add(*channel.queue[k]);
+    }
+  }
+  void add(const Task &task) {
+    for (int next = task.first, steps = 0; next >= 0 && steps < task.bds->size(); next = (*task.bds)[next].next, ++steps) {
+      const Bd *const bd = &(*task.bds)[next];
+      if (!is_counted(*bd)) found.push(bd);
+    }
+  }
+  List<const Bd *> found;
+
+ private:
+  bool is_counted(const Bd &bd) {
+    for (int i = 0; i < found.size(); ++i) {
+      const BdTable &known = *found[i]->table;
+      if (found[i] == &bd || (known.is_given && bd.table->is_given && known.number == bd.table->number)) return true;
+    }
+    return false;
+  }
+};
+
+// Ends the run where a task writes a descriptor that is in use, or needs more than the tile has.
+void check_descriptors(Array &array, const Task &task, int line) {
+  const Place place = task.channel->table->place;
+  const int most = place.row == 1 ? 48 : 16;
+  char name[80];
+  name_place(name, int(sizeof(name)), place);
+  DescriptorsInUse used(array, place);
+  for (int i = 0; i < task.bds->size(); ++i) {
+    const Bd &bd = (*task.bds)[i];
+    for (int k = 0; k < used.found.size() && bd.table->is_given; ++k) {
+      const Bd &other = *used.found[k];
+      if (!other.table->is_given || other.table->number != bd.table->number || is_same(bd, other)) continue;
+      fail(Site{"aie.runtime_sequence", line},
+           "descriptor %d of %s is in use by the task of line %d, and would be overwritten: wait for that one first, or take "
+           "another descriptor", bd.table->number, name, other.table->line);
+    }
+  }
+  used.add(task);
+  if (used.found.size() > most) {
+    fail(Site{"aie.runtime_sequence", line},
+         "%s would have %d descriptors in use, and has %d: a board hangs or sends wrong data. Wait for a task before", name,
+         used.found.size(), most);
+  }
+}
+
+}  // namespace
+
+void Host::start(Task *task, int at) {
+  check_descriptors(*array, *task, at);
   Channel &channel = *task->channel;
   channel.queue.push(task);
   if (channel.waiting.kind == Waiting::kTask) channel.wake();
