@@ -24,7 +24,7 @@ INITIAL = f"""
     %shim = aie.tile(0, 0)
     %core = aie.tile(0, 2)
     aie.objectfifo @in(%shim, {{%core}}, 2 : i32) : {FIFO.format(8)}
-    aie.objectfifo @out(%core, {{%shim}}, 3 : i32) : {FIFO.format(8)}
+    aie.objectfifo @out(%core, {{%shim}}, 2 : i32) : {FIFO.format(8)}
       = [dense<[1, 2, 3, 4, 5, 6, 7, 8]> : memref<8xi32>, dense<9> : memref<8xi32>]
     {adder("%core", "in", "out", 2, 50)}
     {through("initial", 16, 32)}
@@ -46,27 +46,6 @@ FROM_STREAM = f"""
 """
 """Words that a core gets in another order, and sends in one more."""
 
-CROSSED = f"""
-  aie.device(npu2) @crossed {{
-    %shim = aie.tile(0, 0)
-    %mem = aie.tile(0, 1)
-    %left = aie.tile(0, 2)
-    %right = aie.tile(0, 3)
-    aie.objectfifo @in(%shim, {{%mem}}, 2 : i32) : {FIFO.format(24)}
-    aie.objectfifo @to_left(%mem, {{%left}}, 2 : i32) : {FIFO.format(8)}
-    aie.objectfifo @to_right(%mem, {{%right}}, 2 : i32) : {FIFO.format(8)}
-    aie.objectfifo @from_left(%left, {{%mem}}, 2 : i32) : {FIFO.format(8)}
-    aie.objectfifo @from_right(%right, {{%mem}}, 2 : i32) : {FIFO.format(8)}
-    aie.objectfifo @out(%mem, {{%shim}}, 2 : i32) : {FIFO.format(16)}
-    aie.objectfifo.link [@in] -> [@to_left, @to_right]([] [16, 0])
-    aie.objectfifo.link [@from_left, @from_right] -> [@out]([8, 0] [])
-    {adder("%left", "to_left", "from_left", 2, 1)}
-    {adder("%right", "to_right", "from_right", 2, 2)}
-    {through("crossed", 48, 32)}
-  }}
-"""
-"""Parts whose offsets do not rise, and a part of the objects that goes nowhere."""
-
 UNLOCKED = f"""
   aie.device(npu2) @unlocked {{
     %shim = aie.tile(0, 0)
@@ -79,4 +58,4 @@ UNLOCKED = f"""
 """
 """A memtile that waits for nobody: it sends what it holds, here zeros, before it has got anything."""
 
-MODULE = "\n".join(["module {", VIA_DMA, INITIAL, FROM_STREAM, CROSSED, UNLOCKED, "}"])
+MODULE = "\n".join(["module {", VIA_DMA, INITIAL, FROM_STREAM, UNLOCKED, "}"])
