@@ -211,6 +211,9 @@ class Source final : public Runnable {
   int acquired_ = 0;
 };
 
+// Writes how messages call a tile.
+void name_place(char *text, int capacity, Place place);
+
 // ---- channels ----
 
 class Channel final : public Actor {

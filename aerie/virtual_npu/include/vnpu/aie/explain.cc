@@ -309,8 +309,10 @@ void fail_hang(Run &run) {
 void fail_endless(Run &run, i64 seconds) {
   char buffer[7600];
   Text text(buffer, int(sizeof(buffer)));
-  text.add("nothing but cores has moved in %lld s of computing: they seem to have no end; --time-limit SECONDS gives them more "
-           "time, 0 any", (long long)seconds);
+  text.add(
+      "nothing but cores has moved in %lld s of computing: they seem to have no end; --time-limit SECONDS gives them more "
+      "time, 0 any",
+      (long long)seconds);
   add_line(text, run.host);
   for (int i = 0; i < run.host.array->cores.size() && !text.is_full(); ++i) add_line(text, *run.host.array->cores[i]);
   fail(Site{"aie.runtime_sequence", run.host.line}, "%s", buffer);

@@ -103,13 +103,15 @@ void note_words(const Channel &channel) {
   const i64 left = channel.is_transferring ? channel.cursor.left / 4 : 0;
   if (sends && held + left > 0) {
     note_each(site, "at the end of the run %s has %lld words that nobody took: the next run would begin with them", name,
-         (long long)(held + left));
+              (long long)(held + left));
   } else if (!sends && held > 0) {
     note_each(site, "at the end of the run %lld words wait in the stream before %s: the next run would begin with them",
-         (long long)held, name);
+              (long long)held, name);
   } else if (!sends && channel.is_transferring && channel.cursor.has_begun()) {
-    note_each(site, "at the end of the run %s still waits for %lld words of a descriptor that it has begun: the next run would "
-         "fill it up", name, (long long)left);
+    note_each(site,
+              "at the end of the run %s still waits for %lld words of a descriptor that it has begun: the next run would "
+              "fill it up",
+              name, (long long)left);
   }
 }
 
@@ -119,8 +121,10 @@ void note_tasks(const Channel &channel) {
   if (!runs_host && waiting == 0) return;
   char name[160];
   channel.describe(name, int(sizeof(name)));
-  note_each(Site{"aie.runtime_sequence", channel.line}, "at the end of the run %s has a task to do, and %d in its queue: wait for a "
-       "token of the last one, or the next run begins with them", name, waiting);
+  note_each(Site{"aie.runtime_sequence", channel.line},
+            "at the end of the run %s has a task to do, and %d in its queue: wait for a "
+            "token of the last one, or the next run begins with them",
+            name, waiting);
 }
 
 }  // namespace
@@ -134,8 +138,8 @@ void note_remains(Array &array) {
     const Cascade &cascade = *array.cascades[i];
     if (cascade.steps.empty()) continue;
     const Place to = cascade.to->table->place;
-    note_each(Site{"aie.put_cascade", cascade.from->line}, "at the end of the run %d steps wait in the cascade into core (%d, %d)",
-         cascade.steps.size(), to.column, to.row);
+    note_each(Site{"aie.put_cascade", cascade.from->line},
+              "at the end of the run %d steps wait in the cascade into core (%d, %d)", cascade.steps.size(), to.column, to.row);
   }
 }
 

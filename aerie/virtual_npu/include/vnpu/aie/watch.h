@@ -63,8 +63,10 @@ VNPU_INLINE void aligned(Site site, const void *pointer, int shift) {
   constexpr int kBytes = 64;
   const int beyond = int((uint64_t(reinterpret_cast<uintptr_t>(pointer)) + uint64_t(shift)) % kBytes);
   if (__builtin_expect(beyond == 0, 1)) return;
-  note(site, "accesses 512 bits %d bytes behind a multiple of 64: a core gets other bytes there. Align the buffer or the index to "
-       "64 bytes", beyond);
+  note(site,
+       "accesses 512 bits %d bytes behind a multiple of 64: a core gets other bytes there. Align the buffer or the index to "
+       "64 bytes",
+       beyond);
 }
 
 }  // namespace vnpu::aie
