@@ -56,10 +56,11 @@ class CoreBody(Body):
         return "vnpu::aie::Heartbeat"
 
     def check_alignment(self, op: Operation, value: SSAValue, pointer: str, bytes_: int) -> None:
-        if self.checks_bounds and bytes_ == _WIDEST:
-            number = self.device.buffer_of.get(value) if self.device is not None else None
-            address = (self.device.buffers[number].address or 0) if number is not None else 0
-            self.emit_line(f"vnpu::aie::aligned({self.site(op)}, {pointer}, {address % _WIDEST});")
+        if not self.checks_bounds or bytes_ != _WIDEST or self.device is None:
+            return
+        number = self.device.buffer_of.get(value)
+        address = self.device.buffers[number].address if number is not None else None
+        self.emit_line(f"vnpu::aie::aligned({self.site(op)}, {pointer}, {(address or 0) % _WIDEST});")
 
 
 def emit_core(file: AieFile, device: Device, core: array.CoreOp) -> str:

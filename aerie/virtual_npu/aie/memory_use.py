@@ -60,7 +60,8 @@ def _check_address(core: CoreOp, buffer: Buffer, stack: int) -> None:
 def _check_stack(core: CoreOp) -> None:
     """The arrays that lie on the stack; what a compiler adds for registers is not counted."""
     stack = integer_of(core, "stack_size", STACK)
-    used = sum(_bytes(op.results[0].type) for op in core.walk() if op.name == "memref.alloca")  # type: ignore[arg-type]
+    arrays = [op.results[0].type for op in core.walk() if op.name == "memref.alloca"]
+    used = sum(_bytes(type_) for type_ in arrays if isinstance(type_, MemRefType))
     if used > stack:
         raise unsupported(
             core,

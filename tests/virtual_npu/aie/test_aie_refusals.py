@@ -101,6 +101,11 @@ OF_SEQUENCE = {
     "aiex.npu.dma_wait": "names no aie.shim_dma_allocation",
     "aiex.configure @no { }": "no device @no: the module has @main",
     "aiex.configure @main { aiex.run @no() : () }": "the device @main has no sequence @no",
+    "%i = arith.constant 0 : index %v = memref.load %a[%i] : memref<8xi32> "
+    "%t = aiex.dma_configure_task(%core, S2MM, 0) { aie.use_lock(%l, Acquire, %v) "
+    "aie.dma_bd(%b : memref<8xi32>) aie.end }": "the value of a descriptor's lock is known only at run time",
+    "%z = arith.constant 0 : i32 "
+    "aiex.npu.address_patch(%z : i32) {addr = 118784 : ui32, arg_idx = 0 : i32}": "address 0x1d000 is in no",
     "aiex.npu.load_pdi": "without device_ref is not supported: name the device",
     "%v = arith.constant 1 : i32 aiex.npu.rtp_write(@no, 0, %v) : i32": "no aie.buffer @no",
     "%t = arith.constant 1 : index aiex.dma_start_task(%t)": "its task is not configured in this sequence",
