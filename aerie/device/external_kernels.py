@@ -34,6 +34,12 @@ class ExternalKernel:
     arguments: int
     """How many it is called with."""
 
+    @property
+    def cpp_name(self) -> str:
+        """The name by which its source defines it. mlir-aie puts a hash before names, which may begin with a
+        digit: in C++ such a function is `kernel_NAME`."""
+        return f"kernel_{self.symbol}" if self.symbol[0].isdigit() else self.symbol
+
     def __post_init__(self) -> None:
         """Raises KernelSourceError for a name, file or macro that a program may not use."""
         _check_symbol(self)
@@ -46,6 +52,7 @@ class ExternalKernel:
 # ---- what a program may name ----
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SYMBOL = re.compile(r"[A-Za-z0-9_]+")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|[0-9]+)[uUlL]*")
 _OWN = ("_", "vnpu_", "aie_host_", "VNPU_")
 """Prefixes of names that belong to the compiler or to the virtual NPU."""
@@ -55,7 +62,7 @@ _SUFFIXES = (".cc", ".cpp", ".cxx", ".c")
 
 def _check_symbol(kernel: ExternalKernel) -> None:
     name = kernel.symbol
-    if not _IDENTIFIER.fullmatch(name) or len(name) > _MAX_NAME_LENGTH or name.startswith(_OWN):
+    if not _SYMBOL.fullmatch(name) or len(name) > _MAX_NAME_LENGTH or name.startswith(_OWN):
         raise _source_error(
             kernel,
             f"a function in C++ has a name of letters, digits and _, of {_MAX_NAME_LENGTH} characters at "
@@ -90,7 +97,7 @@ def _check_define(kernel: ExternalKernel, define: str) -> None:
             f"link_defines has {display_name(define)}: give NAME, NAME=INTEGER or NAME=IDENTIFIER, of names "
             f"that do not begin with {', '.join(_OWN)}",
         )
-    if is_word and text != kernel.symbol and _is_of_the_system(text):
+    if is_word and text != kernel.cpp_name and _is_of_the_system(text):
         raise _source_error(
             kernel,
             f"link_defines has {display_name(define)}, and {text} is a function of the system, which the "
@@ -213,5 +220,5 @@ def _without_comments(source: Path) -> str:
 def _definitions(kernel: ExternalKernel, source: Path) -> list[str]:
     """The parameter text of each definition of a kernel in its source."""
     pairs = (define.partition("=") for define in kernel.defines)
-    name = {new: old for old, _, new in pairs}.get(kernel.symbol, kernel.symbol)
+    name = {new: old for old, _, new in pairs}.get(kernel.cpp_name, kernel.cpp_name)
     return re.findall(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{", _without_comments(source))

@@ -81,11 +81,11 @@ class Cpp:
             return shared_object(self.compilers, self.units, store, work)
         except UndefinedError as error:
             for kernel in self.kernels:
-                if error.names(kernel.symbol):
+                if error.names(kernel.cpp_name):
                     raise KernelSourceError(
                         f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but "
-                        f'{kernel.source_name} does not define extern "C" {kernel.symbol}: define it there, '
-                        "or name another link_source; functions of the system are not called"
+                        f'{kernel.source_name} does not define extern "C" {kernel.cpp_name}: define it '
+                        "there, or name another link_source; functions of the system are not called"
                     ) from error
             raise
 

@@ -70,6 +70,11 @@ def tile(symbol: str, attributes: str) -> str:
     [
         ("shift", 'link_with = "shift.o"', 2.5),
         ("wide", 'link_with = "w.o", link_source = "many.cc", link_defines = "NAME=wide STEP=4"', 10),
+        (
+            '"0c5_by"',
+            'link_with = "b.o", link_source = "many.cc", link_defines = "NAME=kernel_0c5_by STEP=2"',
+            5,
+        ),
     ],
 )
 def test_external_kernel_with_source_and_defines(program, run, kernels, symbol, attributes, added):
@@ -121,6 +126,7 @@ NO_MACRO = "give NAME, NAME=INTEGER or NAME=IDENTIFIER, of names that do not beg
             "system is a function of the system",
         ),
         ("system", 'link_with = "shift.o"', 'shift.cc does not define extern "C" system'),
+        ('"0c5_by"', 'link_with = "shift.o"', 'shift.cc does not define extern "C" kernel_0c5_by'),
         ("free", 'link_with = "shift.o"', 'shift.cc does not define extern "C" free'),
     ],
 )

@@ -21,6 +21,9 @@ from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
 from aerie.virtual_npu.codegen.passes.mark_outlined import is_nest
 from aerie.virtual_npu.codegen.scf import assign, declare
 
+_WIDEST = 64
+"""Bytes of the widest access of a core."""
+
 
 @dataclass
 class AieFile(CppFile):
@@ -39,6 +42,7 @@ class CoreBody(Body):
     variables: list[str] = field(default_factory=list)
     """Declarations of variables that more than one block uses."""
     labels: dict[Block, str] = field(default_factory=dict)
+    order: dict[Block, int] = field(default_factory=dict)
     fifos: dict[str, Fifo] = field(default_factory=dict)
     ports: dict[tuple[str, str], str] = field(default_factory=dict)
     """The C++ variable of each end of an object FIFO that the core uses."""
@@ -46,6 +50,17 @@ class CoreBody(Body):
     @property
     def checks_bounds(self) -> bool:
         return isinstance(self.file, AieFile) and self.file.checks_bounds
+
+    @property
+    def heartbeat(self) -> str:
+        return "vnpu::aie::Heartbeat"
+
+    def check_alignment(self, op: Operation, value: SSAValue, pointer: str, bytes_: int) -> None:
+        if not self.checks_bounds or bytes_ != _WIDEST or self.device is None:
+            return
+        number = self.device.buffer_of.get(value)
+        address = self.device.buffers[number].address if number is not None else None
+        self.emit_line(f"vnpu::aie::aligned({self.site(op)}, {pointer}, {(address or 0) % _WIDEST});")
 
 
 def emit_core(file: AieFile, device: Device, core: array.CoreOp) -> str:
@@ -119,7 +134,7 @@ def static_memref(name: str, type_: MemRefType) -> MemRef:
 def _emit_blocks(body: CoreBody, core: array.CoreOp) -> None:
     blocks = _in_order(core)
     for number, block in enumerate(blocks):
-        body.labels[block] = f"block_{number}"
+        body.labels[block], body.order[block] = f"block_{number}", number
         for argument in block.args:
             _declare_variable(body, core, argument)
     for block in blocks:
@@ -192,18 +207,22 @@ _TERMINATORS = ("cf.br", "cf.cond_br", "cf.switch", "aie.end")
 
 def _emit_terminator(body: CoreBody, op: Operation) -> None:
     if isinstance(op, cf.BranchOp):
-        _jump(body, op.successor, op.arguments)
+        _jump(body, op.successor, op.arguments, op)
     elif isinstance(op, cf.ConditionalBranchOp):
         with body.block(f"if ({body.text(op.cond)})"):
-            _jump(body, op.then_block, op.then_arguments)
-        _jump(body, op.else_block, op.else_arguments)
+            _jump(body, op.then_block, op.then_arguments, op)
+        _jump(body, op.else_block, op.else_arguments, op)
     elif isinstance(op, cf.SwitchOp):
         _emit_switch(body, op)
     else:
         body.emit_line("co_return;")
 
 
-def _jump(body: CoreBody, block: Block, values: object) -> None:
+def _jump(body: CoreBody, block: Block, values: object, op: Operation) -> None:
+    if body.order[block] <= body.order[op.parent]:  # type: ignore[index]
+        name = body.fresh("v_beat")
+        body.variables.append(f"  vnpu::aie::Heartbeat {name}({body.site(op)});")
+        body.emit_line(f"{name}.beat(-1);")
     names = [_variable_of(body, argument) for argument in block.args]
     assign(body, names, list(values))  # type: ignore[call-overload]
     body.emit_line(f"goto {body.labels[block]};")
@@ -219,8 +238,8 @@ def _emit_switch(body: CoreBody, op: cf.SwitchOp) -> None:
     numbers = list(values.get_values()) if isinstance(values, DenseIntOrFPElementsAttr) else []
     for number, block, operands in zip(numbers, op.case_blocks, op.case_operand, strict=True):
         with body.block(f"if ({flag} == {number})"):
-            _jump(body, block, operands)
-    _jump(body, op.default_block, op.default_operands)
+            _jump(body, block, operands, op)
+    _jump(body, op.default_block, op.default_operands, op)
 
 
 # ---- operations ----
@@ -332,87 +351,3 @@ def released_locks(device: Device, core: array.CoreOp) -> list[int]:
         if isinstance(op, array.UseLockOp) and op.action.data == "Release"
     ]
     return sorted({*found, *_released_by_fifos(device, core)})
-
-
-# ---- vectors ----
-
-
-@emitter("aievec.ups")
-def _ups(body: Body, op: Operation) -> None:
-    body.define(op.results[0], f"vnpu::cast<{_scalar(op.results[0])}>({body.text(op.operands[0])})")
-
-
-@emitter("aievec.srs")
-def _srs(body: Body, op: Operation) -> None:
-    """Rounds floats; of integers it would also shift."""
-    if not types.is_float(types.element(op.operands[0].type)):
-        raise unsupported(op, "of integers is not supported")
-    body.define(op.results[0], f"vnpu::cast<{_scalar(op.results[0])}>({body.text(op.operands[0])})")
-
-
-@emitter("aievec.cast")
-def _accumulator_cast(body: Body, op: Operation) -> None:
-    """Between a vector and an accumulator of the same values."""
-    body.alias(op.results[0], body.text(op.operands[0]))
-
-
-@emitter("aievec.add_elem", "aievec.sub_elem")
-def _add_elem(body: Body, op: Operation) -> None:
-    function = "add" if op.name == "aievec.add_elem" else "sub"
-    left, right = body.texts(op.operands)
-    body.define(op.results[0], f"vnpu::{function}({left}, {right})")
-
-
-@emitter("aievec.mul_elem")
-def _mul_elem(body: Body, op: Operation) -> None:
-    left, right = (_widened(body, op, value) for value in op.operands)
-    body.define(op.results[0], f"vnpu::mul({left}, {right})")
-
-
-@emitter("aievec.mac_elem")
-def _mac_elem(body: Body, op: Operation) -> None:
-    left, right = (_widened(body, op, value) for value in op.operands[:2])
-    body.define(op.results[0], f"vnpu::fma({left}, {right}, {body.text(op.operands[2])})")
-
-
-def _widened(body: Body, op: Operation, value: SSAValue) -> str:
-    text = body.text(value)
-    same = types.element(value.type) == types.element(op.results[0].type)
-    return text if same else f"vnpu::cast<{_scalar(op.results[0])}>({text})"
-
-
-@emitter("aievec.shift")
-def _shift(body: Body, op: Operation) -> None:
-    """The lanes of two vectors in a row, from a number of bytes on."""
-    left, right, amount = op.operands
-    bytes_ = body.number(amount)
-    width = types.byte_width(types.element(left.type))
-    if bytes_ is None or bytes_ % width:
-        raise unsupported(op, "by a number of bytes that is no constant number of lanes is not supported")
-    lanes = f"vnpu::aie::joined<{bytes_ // width}>"
-    body.define(op.results[0], f"{lanes}({body.text(left)}, {body.text(right)})")
-
-
-@emitter("aievec.ext_elem")
-def _ext_elem(body: Body, op: Operation) -> None:
-    body.define(op.results[0], f"vnpu::lane({body.text(op.operands[0])}, int({body.text(op.operands[1])}))")
-
-
-@emitter("aievec.broadcast_scalar")
-def _broadcast_scalar(body: Body, op: Operation) -> None:
-    type_ = op.results[0].type
-    body.define(
-        op.results[0],
-        f"vnpu::splat<{_scalar(op.results[0])}, {types.lanes(type_)}>({body.text(op.operands[0])})",  # type: ignore[arg-type]
-    )
-
-
-@emitter("aievec.matmul_aie2p")
-def _matmul(body: Body, op: Operation) -> None:
-    (m, k), (_, n) = (value.type.get_shape() for value in op.operands[:2])  # type: ignore[attr-defined]
-    body.file.runtime_parts.add("contract")
-    body.define(op.results[0], f"vnpu::contract<1, {m}, {n}, {k}>({', '.join(body.texts(op.operands))})")
-
-
-def _scalar(value: SSAValue) -> str:
-    return types.scalar(types.element(value.type))

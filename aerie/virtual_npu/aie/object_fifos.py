@@ -117,6 +117,17 @@ def _check(fifo: Fifo) -> None:
     for name in _NOT_BUILT:
         if integer_of(fifo.op, name, 0):
             raise unsupported(fifo.op, f"{name} of {symbol_name(fifo.name)} is not supported")
+    values = fifo.op.initial_values
+    if values is not None and len(values.data) != fifo.depth(0):
+        raise unsupported(
+            fifo.op,
+            f"{symbol_name(fifo.name)} has {fifo.depth(0)} objects and {len(values.data)} initial values: "
+            "give one for each",
+        )
+    if values is not None and fifo.places[0][1] == SHIM:
+        raise unsupported(
+            fifo.op, f"{symbol_name(fifo.name)} begins at a shim, which holds no initial values"
+        )
 
 
 def _link(op: ops.ObjectFifoLinkOp, fifos: dict[str, Fifo]) -> _Link:
@@ -145,6 +156,12 @@ def _make_linked_pool(device: Device, link: _Link) -> None:
     starts = offsets or [0] * len(parts)
     if len(starts) != len(parts):
         raise unsupported(link.op, f"has {len(parts)} parts and {len(starts)} offsets: give one for each")
+    if sorted(starts) != starts:
+        raise unsupported(
+            link.op,
+            f"its offsets {starts} do not rise: the compiler takes a part to end where the next one "
+            "begins, so name the FIFOs in the order of their offsets",
+        )
     stops = [*starts[1:], size] if len(parts) > 1 else [size]
     cut = [(start, stop - start) for start, stop in zip(starts, stops, strict=True)]
     repeat = max(integer_of(fifo.op, "repeat_count", 1) for fifo in dests)

@@ -326,5 +326,5 @@ def _bd_text(body: SequenceBody, op: Operation, number: int, bd: RegisterBd) -> 
     packet = f"{{{bd.packet[0]}, {bd.packet[1]}}}" if bd.packet else "{}"
     iteration = "{" + ", ".join(map(str, bd.iteration)) + "}" if bd.iteration else "{}"
     fields = [line_of(op), number, -1, plus // 4, bd.length, 4, len(bd.dimensions)]
-    text = ", ".join([*map(str, fields), f"{{{dims}}}", "{}, {}", packet, "-1", iteration])
+    text = ", ".join([*map(str, fields), f"{{{dims}}}", "{}, {}", packet, "-1", iteration, "true"])
     return f"vnpu::aie::BdTable{{{text}}}, {memref.pointer}, {extent}"

@@ -171,7 +171,7 @@ def push(body: Body, task: str, line: int) -> None:
     """Emit that a task goes into the queue of its channel, when that has room."""
     pause(body, line)
     body.emit_line(f"co_await host.room({task}, {line});")
-    body.emit_line(f"host.start({task});")
+    body.emit_line(f"host.start({task}, {line});")
 
 
 def pause(body: Body, line: int) -> None:
@@ -199,7 +199,8 @@ def _dma_memcpy_nd(body: Body, op: Operation) -> None:
     dimensions = [f"{{{size}, {stride}, 0, 0}}" for size, stride in zip(sizes[1:], strides[1:], strict=True)]
     iteration = f"{{{sizes[0]}, {strides[0]}, 0}}" if sizes[0] != "1" else "{}"
     length, header = _product(sizes[1:]), op.packet or packet
-    bd = _bd(op, number, offset, length, memref, dimensions, header, "{}, {}", iteration)
+    is_given = attribute(op, "id") is not None
+    bd = _bd(op, number, offset, length, memref, dimensions, header, "{}, {}", iteration, is_given=is_given)
     token = _flag(op, "issue_token") or not channel.sends
     index = device.channel(channel.place, channel.sends, channel.number)
     repeat = str(int(sizes[0]) - 1) if is_integer(sizes[0]) else f"{parenthesize(sizes[0])} - 1"
@@ -208,13 +209,18 @@ def _dma_memcpy_nd(body: Body, op: Operation) -> None:
 
 def _bd(
     op: Operation, number: int, offset: str, length: str, memref: MemRef, dimensions: Sequence[str],
-    packet: PacketInfoAttr | None, locks: str, iteration: str = "{}",
+    packet: PacketInfoAttr | None, locks: str, iteration: str = "{}", *, is_given: bool = False,
 ) -> str:  # fmt: skip
-    """C++ text of the arguments of `Task::add`: a descriptor, its memory and how many bytes that has."""
+    """C++ text of the arguments of `Task::add`: a descriptor, its memory and how many bytes that has.
+
+    is_given: whether the text says its number.
+    """
     width = types.byte_width(memref.type.element_type)
     header = f"{{{packet.field('pkt_id')}, {packet.field('pkt_type')}}}" if packet else "{}"
     fields = [str(line_of(op)), str(number), "-1", offset, length, str(width), str(len(dimensions))]
-    text = ", ".join([*fields, "{" + ", ".join(dimensions) + "}", locks, header, "-1", iteration])
+    text = ", ".join(
+        [*fields, "{" + ", ".join(dimensions) + "}", locks, header, "-1", iteration, str(is_given).lower()]
+    )
     extent = mul(parenthesize(memref.extent), str(width))
     return f"vnpu::aie::BdTable{{{text}}}, {memref.pointer}, {extent}"
 
@@ -305,7 +311,8 @@ def _task_bd(
     ]
     own = integer_of(op, "bd_id", number)
     locks, header = _locks(device, block), packet_of(op) or packet
-    return _bd(op, own, offset, length, memref, dimensions, header, locks, iteration)
+    is_given = attribute(op, "bd_id") is not None
+    return _bd(op, own, offset, length, memref, dimensions, header, locks, iteration, is_given=is_given)
 
 
 def _memory(body: SequenceBody, device: Device, op: dma.DmaBdOp) -> MemRef:

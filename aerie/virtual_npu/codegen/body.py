@@ -226,6 +226,14 @@ class Body:
         """Whether indices are compared with extents."""
         return self.checked
 
+    @property
+    def heartbeat(self) -> str:
+        """The C++ class that watches loops which may have no end; empty where none does."""
+        return "vnpu::Heartbeat" if self.checked else ""
+
+    def check_alignment(self, op: Operation, value: SSAValue, pointer: str, bytes_: int) -> None:
+        """Emit a check that a vector of so many bytes lies where a core can access it."""
+
     # ---- values ----
 
     def value(self, value: SSAValue) -> Value:

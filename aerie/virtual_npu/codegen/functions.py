@@ -188,20 +188,20 @@ def callee_name(file: CppFile, call: Operation, name: str) -> str:
         return emit_function(file, op)
     if name not in file.kernels:
         file.kernels[name] = external_kernel(call, op)
-        file.declarations.append(_declaration(op))
+        file.declarations.append(_declaration(op, file.kernels[name].cpp_name))
     return f"kernel_{name}"
 
 
-def _declaration(op: func.FuncOp) -> str:
-    """C++ text of the declaration of a function that an object file of the program has. It is hidden: the
-    linker takes it from no library."""
+def _declaration(op: func.FuncOp, linked: str) -> str:
+    """C++ text of the declaration of a function that an object file of the program has, as `linked`. It is
+    hidden: the linker takes it from no library."""
     parameters = [
         f"{types.scalar(t.element_type)} *" if isinstance(t, MemRefType) else types.cpp(t)
         for t in op.function_type.inputs
     ]
     outputs = [types.cpp(t) for t in op.function_type.outputs] or ["void"]
     name = op.sym_name.data
-    function, symbol = f"{outputs[0]} kernel_{name}({', '.join(parameters)})", string_literal(name)
+    function, symbol = f"{outputs[0]} kernel_{name}({', '.join(parameters)})", string_literal(linked)
     return f'extern "C" {function} __asm__(VNPU_SYMBOL({symbol}));\nVNPU_HIDDEN({symbol});'
 
 

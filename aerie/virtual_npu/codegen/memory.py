@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from xdsl.dialects import memref
-from xdsl.dialects.builtin import MemRefType
+from xdsl.dialects.builtin import MemRefType, VectorType
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
@@ -207,6 +208,10 @@ def write_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[Acces
 
 def vector_call(body: Body, op: Operation, value: SSAValue, function: str, arguments: Sequence[str]) -> str:
     """C++ text of a vector access, such as vnpu::read<float, 8>; the first argument is the pointer."""
+    type_ = next((one.type for one in (*op.results, *op.operands) if isinstance(one.type, VectorType)), None)
+    if type_ is not None:
+        width = types.byte_width(type_.element_type)
+        body.check_alignment(op, value, arguments[0], prod(type_.get_shape()) * width)
     leading = [place_name(body, op, value)] if body.checked else []
     return f"vnpu::{function}({', '.join([*leading, *arguments])})"
 

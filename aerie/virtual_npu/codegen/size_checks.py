@@ -140,10 +140,10 @@ def declare_heartbeat(body: Body, op: Operation, bounds: Sequence[str] = ()) -> 
     """Declare, with checks, the heartbeat of a loop that may take long (include/vnpu/heartbeat.h); gives its
     name. bounds: its low, high and step, where it has those."""
     known = known_integers(bounds) if bounds else None
-    if not body.checked or (known is not None and known[1] - known[0] <= _MAX_SHORT_TRIPS * known[2]):
+    if not body.heartbeat or (known is not None and known[1] - known[0] <= _MAX_SHORT_TRIPS * known[2]):
         return ""
     name = body.fresh("v_beat")
-    body.emit_line(f"vnpu::Heartbeat {name}({body.site(op)});")
+    body.emit_line(f"{body.heartbeat} {name}({body.site(op)});")
     return name
 
 

@@ -11,7 +11,7 @@ _ADD_LOOP = """
 """
 
 
-def _adder(tile: str, source: str, dest: str, rounds: int, addend: int) -> str:
+def adder(tile: str, source: str, dest: str, rounds: int, addend: int) -> str:
     """A core that adds a number to what comes by one object FIFO, and sends it by another one."""
     subview = "!aie.objectfifosubview<memref<8xi32>>"
     return f"""
@@ -35,7 +35,7 @@ def _adder(tile: str, source: str, dest: str, rounds: int, addend: int) -> str:
 """
 
 
-def _transfer(argument: str, words: int, name: str, number: int, more: str = "", offset: int = 0) -> str:
+def transfer(argument: str, words: int, name: str, number: int, more: str = "", offset: int = 0) -> str:
     """Words of an argument that has as many, from or to a channel of a shim."""
     return (
         f"aiex.npu.dma_memcpy_nd(%{argument}[0, 0, 0, {offset}][1, 1, 1, {words}][0, 0, 0, 1]{more}) "
@@ -43,13 +43,13 @@ def _transfer(argument: str, words: int, name: str, number: int, more: str = "",
     )
 
 
-def _through(name: str, words: int, out_words: int | None = None) -> str:
+def through(name: str, words: int, out_words: int | None = None) -> str:
     """A sequence that sends all of one argument by @in, and waits for the other one by @out."""
     back = words if out_words is None else out_words
     return f"""
     aie.runtime_sequence @{name}(%a: memref<{words}xi32>, %b: memref<{back}xi32>) {{
-      {_transfer("b", back, "out", 0)}
-      {_transfer("a", words, "in", 1)}
+      {transfer("b", back, "out", 0)}
+      {transfer("a", words, "in", 1)}
       aiex.npu.dma_wait {{symbol = @out}}
     }}
 """
@@ -85,24 +85,24 @@ TURN = f"""
     }}
     aie.shim_dma_allocation @in(%shim, MM2S, 0)
     aie.shim_dma_allocation @out(%shim, S2MM, 0)
-    {_through("turn", 32, 45)}
+    {through("turn", 32, 45)}
   }}
 """
 """Transposes 4 x 8 in a memtile, with a row of zeros before and a column of zeros behind."""
 
-_FIFO = "!aie.objectfifo<memref<{}xi32>>"
+FIFO = "!aie.objectfifo<memref<{}xi32>>"
 
 FIFOS = f"""
   aie.device(npu2) @fifos {{
     %shim = aie.tile(0, 0)
     %first = aie.tile(0, 2)
     %second = aie.tile(0, 3)
-    aie.objectfifo @in(%shim, {{%first}}, 2 : i32) : {_FIFO.format(8)}
-    aie.objectfifo @between(%first, {{%second}}, 2 : i32) : {_FIFO.format(8)}
-    aie.objectfifo @out(%second, {{%shim}}, [1, 2]) : {_FIFO.format(8)}
-    {_adder("%first", "in", "between", 4, 10)}
-    {_adder("%second", "between", "out", 4, 100)}
-    {_through("fifos", 32)}
+    aie.objectfifo @in(%shim, {{%first}}, 2 : i32) : {FIFO.format(8)}
+    aie.objectfifo @between(%first, {{%second}}, 2 : i32) : {FIFO.format(8)}
+    aie.objectfifo @out(%second, {{%shim}}, [1, 2]) : {FIFO.format(8)}
+    {adder("%first", "in", "between", 4, 10)}
+    {adder("%second", "between", "out", 4, 100)}
+    {through("fifos", 32)}
   }}
 """
 """Two cores one after the other, with shared memory between them."""
@@ -113,17 +113,17 @@ PARTS = f"""
     %mem = aie.tile(0, 1)
     %left = aie.tile(0, 2)
     %right = aie.tile(0, 3)
-    aie.objectfifo @in(%shim, {{%mem}}, 2 : i32) : {_FIFO.format(16)}
-    aie.objectfifo @to_left(%mem, {{%left}}, 2 : i32) : {_FIFO.format(8)}
-    aie.objectfifo @to_right(%mem, {{%right}}, 2 : i32) : {_FIFO.format(8)}
-    aie.objectfifo @from_left(%left, {{%mem}}, 2 : i32) : {_FIFO.format(8)}
-    aie.objectfifo @from_right(%right, {{%mem}}, 2 : i32) : {_FIFO.format(8)}
-    aie.objectfifo @out(%mem, {{%shim}}, 2 : i32) : {_FIFO.format(16)}
+    aie.objectfifo @in(%shim, {{%mem}}, 2 : i32) : {FIFO.format(16)}
+    aie.objectfifo @to_left(%mem, {{%left}}, 2 : i32) : {FIFO.format(8)}
+    aie.objectfifo @to_right(%mem, {{%right}}, 2 : i32) : {FIFO.format(8)}
+    aie.objectfifo @from_left(%left, {{%mem}}, 2 : i32) : {FIFO.format(8)}
+    aie.objectfifo @from_right(%right, {{%mem}}, 2 : i32) : {FIFO.format(8)}
+    aie.objectfifo @out(%mem, {{%shim}}, 2 : i32) : {FIFO.format(16)}
     aie.objectfifo.link [@in] -> [@to_left, @to_right]([] [0, 8])
     aie.objectfifo.link [@from_left, @from_right] -> [@out]([0, 8] [])
-    {_adder("%left", "to_left", "from_left", 4, 1)}
-    {_adder("%right", "to_right", "from_right", 4, 2)}
-    {_through("parts", 64)}
+    {adder("%left", "to_left", "from_left", 4, 1)}
+    {adder("%right", "to_right", "from_right", 4, 2)}
+    {through("parts", 64)}
   }}
 """
 """A memtile cuts objects in two for two cores, and joins what they make of them."""
@@ -132,10 +132,10 @@ REPEATS = f"""
   aie.device(npu2) @repeats {{
     %shim = aie.tile(0, 0)
     %mem = aie.tile(0, 1)
-    aie.objectfifo @in(%shim, {{%mem}}, 2 : i32) : {_FIFO.format(8)}
-    aie.objectfifo @out(%mem, {{%shim}}, 2 : i32) {{repeat_count = 3 : i32}} : {_FIFO.format(8)}
+    aie.objectfifo @in(%shim, {{%mem}}, 2 : i32) : {FIFO.format(8)}
+    aie.objectfifo @out(%mem, {{%shim}}, 2 : i32) {{repeat_count = 3 : i32}} : {FIFO.format(8)}
     aie.objectfifo.link [@in] -> [@out]([] [])
-    {_through("repeats", 16, 48)}
+    {through("repeats", 16, 48)}
   }}
 """
 """A memtile sends each object three times."""
@@ -219,7 +219,7 @@ def _overrun(words: int) -> str:
     """Packet 0 has so many words more than its receiver takes; packet 1 must pass it."""
     return f"""
     aie.runtime_sequence @overrun_{words}(%b: memref<8xi32>) {{
-      {_transfer("b", 8, "out", 0)}
+      {transfer("b", 8, "out", 0)}
       {_send("long", 8 + words, 0, 0)}
       {_send("short", 8, 1, 1)}
       aiex.npu.dma_wait {{symbol = @out}}
@@ -299,11 +299,11 @@ ARBITER = f"""
 
 
 def _order(name: str, words: int) -> str:
-    first = _transfer("a", words, "to_a", 1, ", packet = <pkt_id = 0, pkt_type = 0>")
-    second = _transfer("b", 4, "to_b", 2, ", packet = <pkt_id = 1, pkt_type = 0>")
+    first = transfer("a", words, "to_a", 1, ", packet = <pkt_id = 0, pkt_type = 0>")
+    second = transfer("b", 4, "to_b", 2, ", packet = <pkt_id = 1, pkt_type = 0>")
     return f"""
     aie.runtime_sequence @{name}(%a: memref<{words}xi32>, %b: memref<4xi32>, %r: memref<4xi32>) {{
-      {_transfer("r", 4, "result", 0)}
+      {transfer("r", 4, "result", 0)}
       {first}
       {second}
       aiex.npu.dma_wait {{symbol = @result}}
@@ -402,34 +402,34 @@ FAULTS = f"""
     aie.shim_dma_allocation @in(%shim, MM2S, 0)
     aie.shim_dma_allocation @nowhere(%shim, MM2S, 1)
     aie.runtime_sequence @lock_count(%a: memref<4096xi32>) {{
-      {_transfer("a", 4096, "in", 0)}
+      {transfer("a", 4096, "in", 0)}
       aiex.npu.dma_wait {{symbol = @in}}
     }}
     aie.runtime_sequence @queue(%a: memref<4096xi32>) {{
-      {_transfer("a", 4096, "in", 0)}
-      {_transfer("a", 4096, "in", 1)}
-      {_transfer("a", 4096, "in", 2)}
-      {_transfer("a", 4096, "in", 3)}
-      {_transfer("a", 4096, "in", 4)}
-      {_transfer("a", 4096, "in", 5)}
+      {transfer("a", 4096, "in", 0)}
+      {transfer("a", 4096, "in", 1)}
+      {transfer("a", 4096, "in", 2)}
+      {transfer("a", 4096, "in", 3)}
+      {transfer("a", 4096, "in", 4)}
+      {transfer("a", 4096, "in", 5)}
     }}
     aie.runtime_sequence @early_token(%a: memref<1024xi32>) {{
-      {_transfer("a", 1024, "in", 0)}
+      {transfer("a", 1024, "in", 0)}
       aiex.npu.dma_wait {{symbol = @in}}
     }}
     aie.runtime_sequence @lock_value(%a: memref<8xi32>) {{
       aiex.set_lock(%go, 1)
-      {_transfer("a", 8, "in", 0)}
+      {transfer("a", 8, "in", 0)}
       aiex.npu.dma_wait {{symbol = @in}}
-      {_transfer("a", 8, "in", 1)}
+      {transfer("a", 8, "in", 1)}
       aiex.npu.dma_wait {{symbol = @in}}
     }}
     aie.runtime_sequence @no_flow(%a: memref<8xi32>) {{
-      {_transfer("a", 8, "nowhere", 0)}
+      {transfer("a", 8, "nowhere", 0)}
       aiex.npu.dma_wait {{symbol = @nowhere}}
     }}
     aie.runtime_sequence @outside(%a: memref<8xi32>) {{
-      {_transfer("a", 8, "in", 0, offset=1)}
+      {transfer("a", 8, "in", 0, offset=1)}
       aiex.npu.dma_wait {{symbol = @in}}
     }}
   }}

@@ -71,6 +71,29 @@ OF_DEVICE = {
     f"aie.core(%core) {{ %s = aie.objectfifo.acquire @of(Take, 1) : {SUBVIEW} aie.end }}": (
         "an object FIFO has no port Take: write Produce or Consume"
     ),
+    f"aie.objectfifo @of(%core, {{%shim}}, 2) : {FIFO} = [dense<1> : memref<8xi32>]": (
+        "@of has 2 objects and 1 initial values: give one for each"
+    ),
+    f"aie.objectfifo @of(%shim, {{%core}}, 1) : {FIFO} = [dense<1> : memref<8xi32>]": (
+        "@of begins at a shim, which holds no initial values"
+    ),
+    f"aie.objectfifo @o(%mem, {{%shim}}, 2) : {FIFO} aie.objectfifo @a(%core, {{%mem}}, 2) : {FIFO} "
+    f"aie.objectfifo @c(%core, {{%mem}}, 2) : {FIFO} aie.objectfifo.link [@a, @c] -> [@o]([4, 0] [])": (
+        r"its offsets \[4, 0\] do not rise: the compiler takes a part to end where the next one begins"
+    ),
+    f"aie.objectfifo @o(%mem, {{%shim}}, 2) : {FIFO} aie.objectfifo @a(%core, {{%mem}}, 2) : {FIFO} "
+    f"aie.objectfifo @c(%core, {{%mem}}, 2) : {FIFO} aie.objectfifo.link [@a, @c] -> [@o]([4] [])": (
+        "has 2 parts and 1 offsets: give one for each"
+    ),
+    "%m = aie.buffer(%core) {address = 512 : i32} : memref<8xi32> aie.core(%core) { aie.end }": (
+        "its stack has bytes 0 to 1023 of the tile, and buffer of memref<8xi32> begins at byte 512, so"
+    ),
+    "%m = aie.buffer(%core) : memref<16128xi32> aie.core(%core) { aie.end }": (
+        r"the buffers of tile \(0, 2\) take 64544 bytes and its stack 1024, of 65536 that there are: make"
+    ),
+    "aie.core(%core) { %s = memref.alloca() : memref<64xi32> aie.end } {stack_size = 128 : i32}": (
+        "memref.alloca takes 256 bytes of a stack of 128, which would overwrite buffers: give a stack_size"
+    ),
     "%s = aie.logical_tile<CoreTile>(?, ?)": "operation aie.logical_tile is not known",
 }  # fmt: skip
 OF_SEQUENCE = {
@@ -78,6 +101,11 @@ OF_SEQUENCE = {
     "aiex.npu.dma_wait": "names no aie.shim_dma_allocation",
     "aiex.configure @no { }": "no device @no: the module has @main",
     "aiex.configure @main { aiex.run @no() : () }": "the device @main has no sequence @no",
+    "%i = arith.constant 0 : index %v = memref.load %a[%i] : memref<8xi32> "
+    "%t = aiex.dma_configure_task(%core, S2MM, 0) { aie.use_lock(%l, Acquire, %v) "
+    "aie.dma_bd(%b : memref<8xi32>) aie.end }": "the value of a descriptor's lock is known only at run time",
+    "%z = arith.constant 0 : i32 "
+    "aiex.npu.address_patch(%z : i32) {addr = 118784 : ui32, arg_idx = 0 : i32}": "address 0x1d000 is in no",
     "aiex.npu.load_pdi": "without device_ref is not supported: name the device",
     "%v = arith.constant 1 : i32 aiex.npu.rtp_write(@no, 0, %v) : i32": "no aie.buffer @no",
     "%t = arith.constant 1 : index aiex.dma_start_task(%t)": "its task is not configured in this sequence",
@@ -87,6 +115,28 @@ OF_SEQUENCE = {
     WRITE.format(0x1D204, 0): r"descriptor 1 of tile \(0, 0\) was not written before, or begins again",
     WRITE.replace("write32(%address, %value)", "maskwrite32(%address, %value, %value)")
     .replace(": i32, i32", ": i32, i32, i32").format(0x32000, 2): "bits 0x1 of register 0x32000 of tile",
+    "%plus = arith.constant 0 : i32 "
+    "aiex.npu.address_patch(%plus : i32) {addr = 118820 : ui32, arg_idx = 0 : i32}": (
+        "address 0x1d024 is in no descriptor that was written before"
+    ),
+    "%z = arith.constant 0 : i32 aiex.npu.push_queue(0, 0, S2MM : 0) bd_id %z repeat %z : i32, i32": (
+        "descriptor 0 of tile .0, 0. was not written before, or begins again"
+    ),
+    "aiex.npu.writebd {bd_id = 0 : i32, buffer_length = 8 : i32, column = 0 : i32, row = 0 : i32} "
+    "%z = arith.constant 0 : i32 aiex.npu.push_queue(0, 0, S2MM : 0) bd_id %z repeat %z : i32, i32": (
+        "descriptor 0 has no address of an argument: add aiex.npu.address_patch"
+    ),
+    "%d = memref.get_global @no : memref<8xi32> "
+    "aiex.npu.blockwrite(%d) {address = 118784 : ui32} : memref<8xi32>": "no memref.global @no with values",
+    "aiex.npu.blockwrite(%a) {address = 118784 : ui32} : memref<8xi32>": "of anything but a memref.global is",
+    "%i = arith.constant 0 : index %n = memref.load %a[%i] : memref<8xi32> "
+    "aiex.npu.sync(%n, %n, %n, %n, %n, %n) : i32, i32, i32, i32, i32, i32": (
+        "with numbers known only at run time is not supported"
+    ),
+    "%t = aiex.dma_configure_task(%core, S2MM, 0) { aie.dma_bd(%b : memref<8xi32>) aie.next_bd ^x ^x: "
+    "aie.dma_bd(%b : memref<8xi32>) aie.next_bd ^x }": (
+        "a task whose descriptors begin again is not supported: give it a repeat_count"
+    ),
     "aiex.npu.writebd {bd_id = 0 : i32, column = 0 : i32, row = 1 : i32}": "of a tile that is no shim is not",
 }  # fmt: skip
 

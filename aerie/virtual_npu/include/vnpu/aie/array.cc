@@ -1,4 +1,4 @@
-// Scheduling, locks, channels, cores and the host of a loaded device.
+// Scheduling, locks, channels and cores of a loaded device.
 #include "vnpu/aie/array.h"
 
 #include <stdio.h>
@@ -38,13 +38,24 @@ Runnable *Run::next() {
 void Run::execute(Fiber sequence) {
   random_ = run_seed;
   host.begin(sequence);
+  take_turns();
+  if (!host.is_done) fail_hang(*this);
+  if (host.array) note_remains(*host.array);
+}
+
+void Run::take_turns() {
   for (uint32_t turns = 0, busy = 0;; ++turns) {
-    if (turns % 64 == 0) check_running();
+    if (turns % 64 == 0) {
+      check_running();
+      progress.check(*this);
+    }
     // Cores that go round and round without waiting do not keep the host from going on, nor the run from ending.
     const bool is_patient = busy < kPatience;
     if (!queue_.empty() && is_patient) {
       if (at_rest || host.is_done) ++busy;
-      next()->turn();
+      Runnable *const runnable = next();
+      if (!runnable->is_core) progress.moved();
+      runnable->turn();
     } else if (at_rest) {
       Actor *const waiting = at_rest;
       at_rest = nullptr;
@@ -56,7 +67,6 @@ void Run::execute(Fiber sequence) {
       busy = 0;
     }
   }
-  if (!host.is_done) fail_hang(*this);
 }
 
 // ---- locks ----
@@ -84,8 +94,19 @@ void Lock::release(Site site, int count) {
   grant();
 }
 
+void Lock::check_credits(Site site) const {
+  if (!partner) return;
+  const int all = value + held + partner->value + partner->held;
+  if (all <= credits) return;
+  note(site,
+       "locks %.60s and %.60s of tile (%d, %d) have %d credits, and began with %d: released twice, as in both arms of an if?",
+       table->name, partner->table->name, table->place.column, table->place.row, all, credits);
+}
+
 void Lock::set(int to) {
   value = to;
+  if (partner) partner->partner = nullptr;
+  partner = nullptr;
   grant();
 }
 
@@ -93,20 +114,25 @@ void Lock::grant() {
   int kept = 0;
   for (int i = 0; i < waiters_.size(); ++i) {
     Actor *const actor = waiters_[i];
-    if (take(actor->waiting.value, actor->waiting.at_least)) actor->wake();
-    else waiters_[kept++] = actor;
+    if (take(actor->waiting.value, actor->waiting.at_least)) {
+      if (!actor->is_core) held += actor->waiting.value;
+      actor->run.progress.moved();
+      actor->wake();
+    } else {
+      waiters_[kept++] = actor;
+    }
   }
   waiters_.shrink(kept);
 }
 
 // ---- channels ----
 
-namespace {
-
 void name_place(char *text, int capacity, Place place) {
   const char *kind = place.row == 0 ? "shim" : place.row == 1 ? "memtile" : "core tile";
   snprintf(text, size_t(capacity), "%s (%d, %d)", kind, place.column, place.row);
 }
+
+namespace {
 
 // A channel has taken a task out of its queue, so that the next one finds room.
 void tell_room(Channel &channel) {
@@ -130,7 +156,10 @@ Await next_task(Channel &channel) {
 Await take_lock(Channel &channel, const LockUse &use) {
   if (use.lock < 0) return Await{true};
   Lock &lock = *channel.array->locks[use.lock];
-  if (lock.take(use.value, use.at_least)) return Await{true};
+  if (lock.take(use.value, use.at_least)) {
+    lock.held += use.value;
+    return Await{true};
+  }
   lock.acquire_by(channel, use.value, use.at_least);
   if (!channel.table->sends) channel.sink.changed();  // a loaded descriptor makes room
   return Await{false};
@@ -169,7 +198,8 @@ Fiber run_channel(Channel &channel) {
         co_await take_lock(channel, bd.table->acquire);
         co_await transfer(channel);
         ++bd.uses;
-        const LockUse &release = bd.table->release;
+        const LockUse &acquire = bd.table->acquire, &release = bd.table->release;
+        if (acquire.lock >= 0) channel.array->locks[acquire.lock]->held -= acquire.value;
         if (release.lock >= 0) {
           channel.array->locks[release.lock]->release(Site{"aie.use_lock", channel.line}, release.value);
         }
@@ -207,7 +237,12 @@ void Core::describe(char *text, int capacity) const {
 
 void Core::turn() {
   const CoreTurn registers(modes);
-  Actor::turn();
+  const Turn turn(*this);
+  try {
+    Actor::turn();
+  } catch (const Endless &) {
+    is_endless = true;
+  }
 }
 
 Lock &Core::lock(int number) const { return *array->locks[number]; }
@@ -225,7 +260,11 @@ Await Core::acquire(int number, int value, bool at_least, int at) {
 
 void Core::release(int number, int value, int at) {
   line = at;
-  lock(number).release(Site{"aie.use_lock", at}, value);
+  Lock &found = lock(number);
+  found.value += value;
+  found.check_credits(Site{"aie.use_lock", at});
+  found.value -= value;
+  found.release(Site{"aie.use_lock", at}, value);
 }
 
 Await Core::to_put(int at) {
@@ -282,6 +321,7 @@ Array::Array(Run &run, const DeviceTable &table) : run(run), table(table) {
     arbiters.push(new Arbiter);
     arbiters[i]->table = table.arbiter + i;
   }
+  pair_locks();
   connect();
   for (int i = 0; i < table.tasks; ++i) {
     const TaskTable &entry = table.task[i];
@@ -295,6 +335,33 @@ Array::Array(Run &run, const DeviceTable &table) : run(run), table(table) {
   }
   for (int i = 0; i < table.channels; ++i) channels[i]->begin(run_channel(*channels[i]));
   for (int i = 0; i < table.cores; ++i) cores[i]->begin(table.core[i].run(*cores[i]));
+}
+
+// Finds the locks that descriptors move credits between, as many as they take, and always the same two.
+void Array::pair_locks() {
+  List<Lock *> others;
+  for (int i = 0; i < locks.size(); ++i) others.push(nullptr);
+  List<bool> is_other;
+  for (int i = 0; i < locks.size(); ++i) is_other.push(false);
+  for (int i = 0; i < table.bds; ++i) {
+    const LockUse &acquire = table.bd[i].acquire, &release = table.bd[i].release;
+    if (acquire.lock >= 0 && release.lock >= 0 && acquire.value == release.value && acquire.lock != release.lock) {
+      Lock *const one = locks[acquire.lock], *const two = locks[release.lock];
+      if (others[acquire.lock] && others[acquire.lock] != two) is_other[acquire.lock] = true;
+      if (others[release.lock] && others[release.lock] != one) is_other[release.lock] = true;
+      others[acquire.lock] = two;
+      others[release.lock] = one;
+    } else {
+      if (acquire.lock >= 0) is_other[acquire.lock] = true;
+      if (release.lock >= 0) is_other[release.lock] = true;
+    }
+  }
+  for (int i = 0; i < locks.size(); ++i) {
+    Lock *const other = others[i];
+    if (!other || is_other[i] || is_other[int(other->table - table.lock)]) continue;
+    locks[i]->credits = locks[i]->value + other->value;
+    if (locks[i]->credits > 0) locks[i]->partner = other;
+  }
 }
 
 void Array::connect() {
@@ -323,6 +390,7 @@ void Array::connect() {
   }
   for (int i = 0; i < table.cores; ++i) {
     cores.push(new Core(run));
+    cores[i]->is_core = true;
     cores[i]->array = this;
     cores[i]->table = table.core + i;
   }
@@ -345,69 +413,5 @@ Array::~Array() {
   for (int i = 0; i < memory.size(); ++i) pool_free(memory[i]);
   for (int i = 0; i < blocks_.size(); ++i) pool_free(blocks_[i]);
 }
-
-// ---- the host ----
-
-Host::~Host() {
-  delete array;
-  for (int i = 0; i < tasks_.size(); ++i) delete tasks_[i];
-}
-
-void Host::describe(char *text, int capacity) const { snprintf(text, size_t(capacity), "the runtime sequence"); }
-
-Await Host::rest(int at) {
-  line = at;
-  waiting.kind = Waiting::kQuiet;
-  run.at_rest = this;
-  return Await{false};
-}
-
-void Host::load(const DeviceTable &table) {
-  if (array && &array->table == &table) return;
-  delete array;
-  array = nullptr;
-  array = new Array(run, table);
-}
-
-Task *Host::task(int channel, i64 repeat, bool sends_token) {
-  Task *const task = new Task;
-  tasks_.push(task);
-  task->channel = array->channels[channel];
-  task->repeat = repeat;
-  task->sends_token = sends_token;
-  return task;
-}
-
-Await Host::room(Task *task, int at) {
-  line = at;
-  Channel &channel = *task->channel;
-  if (channel.queue.size() < Capacity::kQueue) return Await{true};
-  waiting.kind = Waiting::kQueue;
-  waiting.channel = &channel;
-  channel.for_room.push(this);
-  return Await{false};
-}
-
-void Host::start(Task *task) {
-  Channel &channel = *task->channel;
-  channel.queue.push(task);
-  if (channel.waiting.kind == Waiting::kTask) channel.wake();
-}
-
-Await Host::token(int number, int at) {
-  line = at;
-  Channel &channel = *array->channels[number];
-  if (channel.tokens > 0) return Await{true};
-  waiting.kind = Waiting::kToken;
-  waiting.channel = &channel;
-  channel.for_token.push(this);
-  return Await{false};
-}
-
-void Host::take_token(int number) { --array->channels[number]->tokens; }
-
-void Host::write(int buffer, i64 index, int32_t value) { memcpy(array->memory[buffer] + 4 * index, &value, sizeof(value)); }
-
-void Host::set_lock(int lock, int value) { array->locks[lock]->set(value); }
 
 }  // namespace vnpu::aie

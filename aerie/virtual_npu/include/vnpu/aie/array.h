@@ -6,6 +6,7 @@
 
 #include "vnpu/aie/fiber.h"
 #include "vnpu/aie/tables.h"
+#include "vnpu/aie/watch.h"
 
 namespace vnpu::aie {
 
@@ -79,8 +80,14 @@ class Lock {
   void release(Site site, int value);
   void set(int value);
 
+  // Notes a release by a core of credits that nobody had taken.
+  void check_credits(Site site) const;
+
   const LockTable *table = nullptr;
   int value = 0;
+  Lock *partner = nullptr;  // descriptors move credits between it and this one, and there are `credits` of them
+  int credits = 0;
+  int held = 0;  // by descriptors that run
 
  private:
   void grant();
@@ -106,10 +113,12 @@ class Cursor {
   i64 peek(i64 most, char **data);
   void advance(i64 bytes);
   i64 left = 0;  // bytes of the transfer
+  bool has_begun() const { return left < all_; }
 
  private:
   void settle();
   char *base_ = nullptr;
+  i64 all_ = 0;
   int depth_ = 0, element_ = 1;
   i64 run_ = 0, taken_ = 0;  // bytes that lie one after the other, and how many of these are taken
   bool is_padded_ = false;
@@ -202,6 +211,9 @@ class Source final : public Runnable {
   int acquired_ = 0;
 };
 
+// Writes how messages call a tile.
+void name_place(char *text, int capacity, Place place);
+
 // ---- channels ----
 
 class Channel final : public Actor {
@@ -268,6 +280,7 @@ class Core final : public Actor {
   const CoreTable *table = nullptr;
   Cascade *in = nullptr, *out = nullptr;
   uint32_t modes = kFloor;
+  bool is_endless = false;  // it was ended by the time limit
 
  private:
   void put_bytes(const void *value);
@@ -296,6 +309,7 @@ class Array {
 
  private:
   void connect();
+  void pair_locks();
   List<void *> blocks_;
   List<Task *> tasks_;
 };
@@ -315,7 +329,7 @@ class Host final : public Actor {
   void load(const DeviceTable &table);
   Task *task(int channel, i64 repeat, bool sends_token);
   Await room(Task *task, int line);
-  void start(Task *task);
+  void start(Task *task, int line);
   Await token(int channel, int line);
   void take_token(int channel);
   void write(int buffer, i64 index, int32_t value);
@@ -336,15 +350,19 @@ class Run {
 
   Host host;
   Actor *at_rest = nullptr;  // waits until nothing else has a turn
+  Progress progress;
 
  private:
   static constexpr uint32_t kPatience = 1 << 20;  // turns that the host waits for rest
   Runnable *next();
+  void take_turns();
   Queue<Runnable *> queue_;
   uint64_t random_ = 0;
 };
 
 // Fails the run where nothing can go on: who waits for whom.
 [[noreturn]] void fail_hang(Run &run);
+// Fails the run where cores alone go on, for so many seconds: where each one is.
+[[noreturn]] void fail_endless(Run &run, i64 seconds);
 
 }  // namespace vnpu::aie

@@ -172,7 +172,14 @@ void add_wait(Text &text, const Actor &actor) {
     }
     case Waiting::kCascadeIn: text.add("waits for the cascade, which is empty"); break;
     case Waiting::kCascadeOut: text.add("waits for the cascade, which is full"); break;
-    default: text.add("has ended"); break;
+    case Waiting::kQuiet: text.add("waits until nothing else goes on"); break;
+    default:
+      if (actor.is_core && static_cast<const Core &>(actor).is_endless) {
+        text.add("computes for longer than --time-limit says (0: any time), and does not wait");
+      } else {
+        text.add("%s", actor.is_done ? "has ended" : "goes on");
+      }
+      break;
   }
 }
 
@@ -287,7 +294,8 @@ void fail_hang(Run &run) {
       for (int i = 0; i < count && !text.is_full(); ++i) {
         Actor *const actor = pass == 0 ? static_cast<Actor *>(array->cores[i]) : array->channels[i];
         const Waiting::Kind kind = actor->waiting.kind;
-        if (contains(told, actor) || kind == Waiting::kNothing || kind == Waiting::kTask) continue;
+        const bool is_endless = pass == 0 && array->cores[i]->is_endless;
+        if (contains(told, actor) || (kind == Waiting::kNothing && !is_endless) || kind == Waiting::kTask) continue;
         if (is_first) text.add("\nthese wait too:");
         is_first = false;
         add_line(text, *actor);
@@ -296,6 +304,18 @@ void fail_hang(Run &run) {
     add_registers(text, *array);
   }
   fail_as(Failure::kDeadlock, Site{"aie.runtime_sequence", run.host.line}, "%s", buffer);
+}
+
+void fail_endless(Run &run, i64 seconds) {
+  char buffer[7600];
+  Text text(buffer, int(sizeof(buffer)));
+  text.add(
+      "nothing but cores has moved in %lld s of computing: they seem to have no end; --time-limit SECONDS gives them more "
+      "time, 0 any",
+      (long long)seconds);
+  add_line(text, run.host);
+  for (int i = 0; i < run.host.array->cores.size() && !text.is_full(); ++i) add_line(text, *run.host.array->cores[i]);
+  fail(Site{"aie.runtime_sequence", run.host.line}, "%s", buffer);
 }
 
 }  // namespace vnpu::aie

@@ -17,7 +17,7 @@ class Runnable {
   static void operator delete(void *runnable) { pool_free(runnable); }
   virtual ~Runnable() = default;
   virtual void turn() = 0;
-  bool is_queued = false;
+  bool is_queued = false, is_core = false;
 };
 
 class Actor;

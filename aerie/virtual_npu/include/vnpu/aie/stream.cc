@@ -24,7 +24,7 @@ void Bytes::push(const char *from, i64 count) {
 void Cursor::start(const Bd &bd) {
   const BdTable &table = *bd.table;
   element_ = table.element;
-  left = table.length * element_;
+  left = all_ = table.length * element_;
   i64 offset = table.offset;
   if (table.iteration.size > 1) {
     offset += (table.iteration.current + bd.uses) % table.iteration.size * table.iteration.stride;

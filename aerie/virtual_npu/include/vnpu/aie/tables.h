@@ -55,6 +55,7 @@ struct BdTable {
   struct {
     i64 size, stride, current;
   } iteration;  // size 0: none
+  bool is_given = false;  // the text says its number
 };
 
 // A task that a channel has in its queue when the device is loaded: the chain, run `repeat` + 1 times.

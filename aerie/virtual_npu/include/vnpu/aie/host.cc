@@ -1,0 +1,136 @@
+// The host of a loaded device, and the descriptors that its tasks take.
+#include <stdio.h>
+
+#include "vnpu/aie/array.h"
+
+namespace vnpu::aie {
+
+Host::~Host() {
+  delete array;
+  for (int i = 0; i < tasks_.size(); ++i) delete tasks_[i];
+}
+
+void Host::describe(char *text, int capacity) const { snprintf(text, size_t(capacity), "the runtime sequence"); }
+
+Await Host::rest(int at) {
+  line = at;
+  waiting.kind = Waiting::kQuiet;
+  run.at_rest = this;
+  return Await{false};
+}
+
+void Host::load(const DeviceTable &table) {
+  if (array && &array->table == &table) return;
+  delete array;
+  array = nullptr;
+  array = new Array(run, table);
+}
+
+Task *Host::task(int channel, i64 repeat, bool sends_token) {
+  Task *const task = new Task;
+  tasks_.push(task);
+  task->channel = array->channels[channel];
+  task->repeat = repeat;
+  task->sends_token = sends_token;
+  return task;
+}
+
+Await Host::room(Task *task, int at) {
+  line = at;
+  Channel &channel = *task->channel;
+  if (channel.queue.size() < Capacity::kQueue) return Await{true};
+  waiting.kind = Waiting::kQueue;
+  waiting.channel = &channel;
+  channel.for_room.push(this);
+  return Await{false};
+}
+
+namespace {
+
+// Whether two descriptors of the host's move the same.
+bool is_same(const Bd &one, const Bd &other) {
+  return one.base == other.base && one.table->offset == other.table->offset && one.table->length == other.table->length;
+}
+
+// Descriptors of tasks that are not done, at the tile of a channel.
+class DescriptorsInUse {
+ public:
+  DescriptorsInUse(Array &array, Place place) {
+    for (int i = 0; i < array.channels.size(); ++i) {
+      Channel &channel = *array.channels[i];
+      const Place own = channel.table->place;
+      if (own.column != place.column || own.row != place.row) continue;
+      if (channel.running) add(*channel.running);
+      for (int k = 0; k < channel.queue.size(); ++k) add(*channel.queue[k]);
+    }
+  }
+  void add(const Task &task) {
+    for (int next = task.first, steps = 0; next >= 0 && steps < task.bds->size(); next = (*task.bds)[next].next, ++steps) {
+      const Bd *const bd = &(*task.bds)[next];
+      if (!is_counted(*bd)) found.push(bd);
+    }
+  }
+  List<const Bd *> found;
+
+ private:
+  bool is_counted(const Bd &bd) {
+    for (int i = 0; i < found.size(); ++i) {
+      const BdTable &known = *found[i]->table;
+      if (found[i] == &bd || (known.is_given && bd.table->is_given && known.number == bd.table->number)) return true;
+    }
+    return false;
+  }
+};
+
+// Ends the run where a task writes a descriptor that is in use, or needs more than the tile has.
+void check_descriptors(Array &array, const Task &task, int line) {
+  const Place place = task.channel->table->place;
+  const int most = place.row == 1 ? 48 : 16;
+  char name[80];
+  name_place(name, int(sizeof(name)), place);
+  DescriptorsInUse used(array, place);
+  for (int i = 0; i < task.bds->size(); ++i) {
+    const Bd &bd = (*task.bds)[i];
+    for (int k = 0; k < used.found.size() && bd.table->is_given; ++k) {
+      const Bd &other = *used.found[k];
+      if (!other.table->is_given || other.table->number != bd.table->number || is_same(bd, other)) continue;
+      fail(Site{"aie.runtime_sequence", line},
+           "descriptor %d of %s is in use by the task of line %d, and would be overwritten: wait for that one first, or take "
+           "another descriptor",
+           bd.table->number, name, other.table->line);
+    }
+  }
+  used.add(task);
+  if (used.found.size() > most) {
+    fail(Site{"aie.runtime_sequence", line},
+         "%s would have %d descriptors in use, and has %d: a board hangs or sends wrong data. Wait for a task before", name,
+         used.found.size(), most);
+  }
+}
+
+}  // namespace
+
+void Host::start(Task *task, int at) {
+  check_descriptors(*array, *task, at);
+  Channel &channel = *task->channel;
+  channel.queue.push(task);
+  if (channel.waiting.kind == Waiting::kTask) channel.wake();
+}
+
+Await Host::token(int number, int at) {
+  line = at;
+  Channel &channel = *array->channels[number];
+  if (channel.tokens > 0) return Await{true};
+  waiting.kind = Waiting::kToken;
+  waiting.channel = &channel;
+  channel.for_token.push(this);
+  return Await{false};
+}
+
+void Host::take_token(int number) { --array->channels[number]->tokens; }
+
+void Host::write(int buffer, i64 index, int32_t value) { memcpy(array->memory[buffer] + 4 * index, &value, sizeof(value)); }
+
+void Host::set_lock(int lock, int value) { array->locks[lock]->set(value); }
+
+}  // namespace vnpu::aie

@@ -1,0 +1,192 @@
+"""Designs of the AIE level with a fault each, or that leave something behind; one module, built once."""
+
+from __future__ import annotations
+
+from tests.virtual_npu.aie.designs import transfer
+
+LEFT = f"""
+  aie.device(npu2) @left {{
+    %shim = aie.tile(0, 0)
+    %core = aie.tile(0, 2)
+    %north = aie.tile(0, 3)
+    %data = aie.buffer(%core) {{sym_name = "data"}} : memref<16xi32> = dense<3>
+    %step = aie.buffer(%north) {{sym_name = "step"}} : memref<16xi32>
+    %free = aie.lock(%core, 0) {{init = 1 : i32, sym_name = "free"}}
+    aie.flow(%core, DMA : 0, %shim, DMA : 0)
+    aie.flow(%shim, DMA : 0, %core, DMA : 0)
+    aie.cascade_flow(%north, %core)
+    aie.core(%north) {{
+      %c0 = arith.constant 0 : index
+      %v = vector.load %step[%c0] : memref<16xi32>, vector<16xi32>
+      aie.put_cascade(%v : vector<16xi32>)
+      aie.end
+    }}
+    aie.core(%core) {{
+      aie.end
+    }}
+    aie.mem(%core) {{
+      %0 = aie.dma_start(MM2S, 0, ^out, ^next)
+    ^out:
+      aie.dma_bd(%data : memref<16xi32> offset = 0 len = 8)
+      aie.next_bd ^end
+    ^next:
+      %1 = aie.dma_start(S2MM, 0, ^in, ^end)
+    ^in:
+      aie.use_lock(%free, AcquireGreaterEqual, 1)
+      aie.dma_bd(%data : memref<16xi32> offset = 0 len = 8)
+      aie.next_bd ^end
+    ^end:
+      aie.end
+    }}
+    aie.shim_dma_allocation @in(%shim, MM2S, 0)
+    aie.shim_dma_allocation @out(%shim, S2MM, 0)
+    aie.runtime_sequence @left(%a: memref<16xi32>, %b: memref<16xi32>) {{
+      {transfer("b", 16, "out", 0)}
+      {transfer("a", 16, "in", 1)}
+    }}
+    aie.runtime_sequence @not_armed(%a: memref<4096xi32>) {{
+      {transfer("a", 4096, "in", 0)}
+      {transfer("a", 4096, "in", 1)}
+      aiex.npu.dma_wait {{symbol = @in}}
+      aiex.npu.dma_wait {{symbol = @in}}
+    }}
+    aie.runtime_sequence @overwritten(%a: memref<8192xi32>) {{
+      aiex.npu.dma_memcpy_nd(%a[0, 0, 0, 0][1, 1, 1, 4096][0, 0, 0, 1])
+        {{id = 5 : i64, metadata = @in}} : memref<8192xi32>
+      aiex.npu.dma_memcpy_nd(%a[0, 0, 0, 4096][1, 1, 1, 4096][0, 0, 0, 1])
+        {{id = 5 : i64, metadata = @in}} : memref<8192xi32>
+    }}
+  }}
+"""
+"""Chains that run once, so that words, a task and a step of a cascade stay where they are."""
+
+_CHANNELS = ("to_0", "to_1", "from_0", "from_1")
+_TASKS = "\n".join(
+    f"""
+      %t{number} = aiex.dma_configure_task_for @{_CHANNELS[number // 5]} {{
+        aie.dma_bd(%a : memref<4096xi32> offset = 0 len = 4096)
+        aie.end
+      }}
+      aiex.dma_start_task(%t{number})"""
+    for number in range(20)
+)
+
+POOL = f"""
+  aie.device(npu2) @pool {{
+    %shim = aie.tile(0, 0)
+    %core = aie.tile(0, 2)
+    aie.flow(%shim, DMA : 0, %core, DMA : 0)
+    aie.flow(%shim, DMA : 1, %core, DMA : 1)
+    aie.flow(%core, DMA : 0, %shim, DMA : 0)
+    aie.flow(%core, DMA : 1, %shim, DMA : 1)
+    aie.shim_dma_allocation @to_0(%shim, MM2S, 0)
+    aie.shim_dma_allocation @to_1(%shim, MM2S, 1)
+    aie.shim_dma_allocation @from_0(%shim, S2MM, 0)
+    aie.shim_dma_allocation @from_1(%shim, S2MM, 1)
+    aie.runtime_sequence @pool(%a: memref<4096xi32>) {{
+      {_TASKS}
+    }}
+  }}
+"""
+"""Five tasks for each of the four channels of a shim."""
+
+
+def _endless(name: str, body: str, wait: str) -> str:
+    return f"""
+  aie.device(npu2) @{name} {{
+    %shim = aie.tile(0, 0)
+    %core = aie.tile(0, 2)
+    %other = aie.tile(0, 3)
+    %number = aie.buffer(%core) {{sym_name = "number"}} : memref<1xi32>
+    %own = aie.lock(%core, 0) {{init = 1 : i32, sym_name = "own"}}
+    %never = aie.lock(%other, 0) {{init = 0 : i32, sym_name = "never"}}
+    aie.flow(%core, DMA : 0, %shim, DMA : 0)
+    aie.core(%core) {{
+      %c0 = arith.constant 0 : index
+      %yes = arith.constant true
+      {body}
+    }}
+    aie.core(%other) {{
+      aie.use_lock(%never, AcquireGreaterEqual, 1)
+      aie.end
+    }}
+    aie.shim_dma_allocation @out(%shim, S2MM, 0)
+    aie.runtime_sequence @{name}(%b: memref<8xi32>) {{
+      {wait}
+    }}
+  }}
+"""
+
+
+_WAIT = f"""{transfer("b", 8, "out", 0)}
+      aiex.npu.dma_wait {{symbol = @out}}"""
+_JUMPS = """cf.br ^again
+    ^again:
+      %x = memref.load %number[%c0] : memref<1xi32>
+      memref.store %x, %number[%c0] : memref<1xi32>
+      cf.br ^again"""
+_WHILE = """scf.while : () -> () {
+        scf.condition(%yes)
+      } do {
+        scf.yield
+      }
+      aie.end"""
+_SPINS = """cf.br ^again
+    ^again:
+      aie.use_lock(%own, AcquireGreaterEqual, 1)
+      aie.use_lock(%own, Release, 1)
+      cf.br ^again"""
+ENDLESS = "".join([
+    _endless("jumps", _JUMPS, _WAIT), _endless("loops", _WHILE, _WAIT), _endless("spins", _SPINS, _WAIT),
+    _endless("goes_on", _JUMPS, ""),
+])  # fmt: skip
+"""A core that never waits, while the host waits for a token, or has ended."""
+
+CREDITS = f"""
+  aie.device(npu2) @credits {{
+    %shim = aie.tile(0, 0)
+    %core = aie.tile(0, 2)
+    %data = aie.buffer(%core) {{address = 1056 : i32, sym_name = "data"}} : memref<32xi32>
+    %sum = aie.buffer(%core) {{sym_name = "sum"}} : memref<32xi32>
+    %free = aie.lock(%core, 0) {{init = 1 : i32, sym_name = "free"}}
+    %full = aie.lock(%core, 1) {{init = 0 : i32, sym_name = "full"}}
+    aie.flow(%shim, DMA : 0, %core, DMA : 0)
+    aie.core(%core) {{
+      %c0 = arith.constant 0 : index
+      %c8 = arith.constant 8 : index
+      %c16 = arith.constant 16 : index
+      aie.use_lock(%full, AcquireGreaterEqual, 1)
+      %x = memref.load %data[%c0] : memref<32xi32>
+      %flag = arith.trunci %x : i32 to i1
+      %v = vector.load %data[%c0] : memref<32xi32>, vector<16xi32>
+      %w = vector.load %data[%c8] : memref<32xi32>, vector<16xi32>
+      vector.store %w, %sum[%c8] : memref<32xi32>, vector<16xi32>
+      vector.store %v, %sum[%c16] : memref<32xi32>, vector<16xi32>
+      scf.if %flag {{
+        aie.use_lock(%free, Release, 1)
+      }} else {{
+        aie.use_lock(%free, Release, 1)
+      }}
+      aie.use_lock(%free, Release, 1)
+      aie.end
+    }}
+    aie.mem(%core) {{
+      %0 = aie.dma_start(S2MM, 0, ^in, ^end)
+    ^in:
+      aie.use_lock(%free, AcquireGreaterEqual, 1)
+      aie.dma_bd(%data : memref<32xi32>)
+      aie.use_lock(%full, Release, 1)
+      aie.next_bd ^in
+    ^end:
+      aie.end
+    }}
+    aie.shim_dma_allocation @in(%shim, MM2S, 0)
+    aie.runtime_sequence @credits(%a: memref<32xi32>) {{
+      {transfer("a", 32, "in", 0)}
+      aiex.npu.dma_wait {{symbol = @in}}
+    }}
+  }}
+"""
+"""A core that gives its buffer back twice, and accesses 512 bits where these do not lie."""
+
+MODULE = "\n".join(["module {", LEFT, POOL, ENDLESS, CREDITS, "}"])
