@@ -17,6 +17,7 @@
 #define AIE_HOST_WEIGHT_BLOCKS 1
 #include <immintrin.h>
 
+#include "weight_bytes.hpp"
 #include "weight_tables.hpp"
 
 namespace aie {
@@ -75,6 +76,12 @@ class weight_blocks {
 #if defined(VNPU_BF16_DOTS)
     if constexpr (has_tables) {
       weight_tables::multiply(first == 0, block, factors.by_columns, sums);
+      return true;
+    }
+#endif
+#if defined(AIE_HOST_WEIGHT_BYTES)
+    if (Bits == 8 && greatest_exponent(block) <= weight_bytes::greatest_exponent) {
+      weight_bytes::multiply(first == 0, block, factors.by_pairs, sums);
       return true;
     }
 #endif
@@ -183,6 +190,14 @@ class weight_blocks {
     return least_exponent(least);
   }
 
+  AIE_HOST_INLINE static unsigned greatest_exponent(const std::uint8_t* block) {
+    __m512i most = _mm512_setzero_si512();
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    for (unsigned at = 0; at < codes_at; at += 64)
+      most = _mm512_max_epu16(most, _mm512_and_si512(_mm512_loadu_si512(block + at), magnitude));
+    return 255 - least_exponent(_mm512_sub_epi16(magnitude, most));
+  }
+
   // Two vectors of f32 as bf16: the first in the lower half.
   AIE_HOST_INLINE static __m512i rounded(__m512 a, __m512 b) {
 #if defined(VNPU_BF16_DOTS)
@@ -203,6 +218,7 @@ class weight_blocks {
    public:
 #if defined(VNPU_BF16_DOTS)
     weight_tables::Pairs by_columns;
+    std::uint32_t by_pairs[2][lanes_of_row];  // of two columns, the earlier one in the upper half
 #endif
 
     // Whether no product needs numbers below 2^-126.
@@ -225,8 +241,8 @@ class weight_blocks {
 #endif
       for (unsigned i = 0; i < lanes_of_row; ++i) {
 #if defined(VNPU_BF16_DOTS)
-        pairs_[0][i] = std::uint32_t(all[i]) << 16 | all[i + 64];
-        pairs_[1][i] = std::uint32_t(all[i + 128]) << 16 | all[i + 192];
+        by_pairs[0][i] = std::uint32_t(all[i]) << 16 | all[i + 64];
+        by_pairs[1][i] = std::uint32_t(all[i + 128]) << 16 | all[i + 192];
 #else
         for (unsigned t = 0; t < 4; ++t) wide_[t][i] = std::uint32_t(all[i + 64 * t]) << 16;
 #endif
@@ -239,7 +255,7 @@ class weight_blocks {
       const __m512i order = _mm512_set_epi16(15, 31, 14, 30, 13, 29, 12, 28, 11, 27, 10, 26, 9, 25, 8, 24, 7, 23, 6, 22, 5, 21,
                                              4, 20, 3, 19, 2, 18, 1, 17, 0, 16);
       const __m512i weights = _mm512_permutexvar_epi16(order, rounded(a, b));
-      const __m512i factor = _mm512_set1_epi32(int(pairs_[pair][i]));
+      const __m512i factor = _mm512_set1_epi32(int(by_pairs[pair][i]));
       return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)factor);
 #else
       const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
@@ -250,9 +266,7 @@ class weight_blocks {
     }
 
    private:
-#if defined(VNPU_BF16_DOTS)
-    std::uint32_t pairs_[2][lanes_of_row];  // of two columns, the earlier one in the upper half
-#else
+#if !defined(VNPU_BF16_DOTS)
     std::uint32_t wide_[4][lanes_of_row];
 #endif
   };
