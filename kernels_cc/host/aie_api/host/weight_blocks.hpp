@@ -7,7 +7,7 @@
 // AVX512-BF16 rounds weights in one instruction and adds the products of two columns in one, first those of the earlier one.
 // Both take numbers below 2^-126 for zero, so blocks and factors in which such numbers might occur take the slow way. A weight
 // is a multiple of the last bit of the smallest scale or minimum, and all products and sums are multiples of its product with
-// the last bit of the smallest factor.
+// the last bit of the smallest factor. After a block that took the slow way, the sums are looked at as well.
 #pragma once
 
 #include "types.hpp"
@@ -16,6 +16,8 @@
 #if defined(VNPU_FAST) && !VNPU_CHECKS && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define AIE_HOST_WEIGHT_BLOCKS 1
 #include <immintrin.h>
+
+#include <atomic>
 
 #include "weight_bytes.hpp"
 #include "weight_tables.hpp"
@@ -72,7 +74,10 @@ class weight_blocks {
   static bool multiply(std::uint32_t first, std::uint32_t k, const std::uint8_t* block, const bfloat16* x, float* sums) {
     const std::uint32_t count = k - first < columns ? k - first : columns;
     Factors factors;
-    if (!factors.fill(x + first, count, least_exponent(block))) return false;
+    if (!factors.fill(x + first, count, least_exponent(block)) || (first && was_slow().load(relaxed) && has_small(sums))) {
+      was_slow().store(true, relaxed);
+      return false;
+    }
 #if defined(VNPU_BF16_DOTS)
     if constexpr (has_tables) {
       weight_tables::multiply(first == 0, block, factors.by_columns, sums);
@@ -136,6 +141,22 @@ class weight_blocks {
  private:
   // The lane of a vector that has a row of a plane.
   static constexpr unsigned lane_of(unsigned row) { return Bits == 4 ? row % 8 * 2 + row / 8 : row; }
+
+  // Whether any block took the slow way, which alone leaves sums below 2^-126.
+  static std::atomic<bool>& was_slow() {
+    static std::atomic<bool> was;
+    return was;
+  }
+  static constexpr std::memory_order relaxed = std::memory_order_relaxed;
+  // Whether a sum is below 2^-126 and no zero.
+  static bool has_small(const float* sums) {
+    bool is_found = false;
+    for (unsigned i = 0; i < rows * lanes_of_row; ++i) {
+      const std::uint32_t magnitude = __builtin_bit_cast(std::uint32_t, sums[i]) & 0x7fffffffu;
+      is_found |= magnitude - 1 < 0x7fffffu;
+    }
+    return is_found;
+  }
 
   // What 16 rows of a group have in common, in f32.
   struct Group {
@@ -232,7 +253,8 @@ class weight_blocks {
         most = _mm512_max_epu16(most, _mm512_and_si512(some, _mm512_set1_epi16(0x7fff)));
       }
       const bool is_finite = _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(0x7f80)) == 0;
-      if (exponent < 8 || !is_finite || exponent + least_exponent(least) < 142) return false;
+      const unsigned of_x = least_exponent(least);
+      if (exponent < 8 || of_x == 0 || !is_finite || exponent + of_x < 142) return false;
 #if defined(VNPU_BF16_DOTS)
       if constexpr (has_tables) {
         by_columns.fill(all);
