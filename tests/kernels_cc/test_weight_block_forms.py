@@ -1,4 +1,4 @@
-"""Blocks of quantised weights by each instruction set: the bits that vectors of the API give, block by block."""
+"""Blocks of quantised weights by each instruction set: the bits that vectors of the API give, by block."""
 
 from __future__ import annotations
 
