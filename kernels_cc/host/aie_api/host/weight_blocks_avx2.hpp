@@ -124,8 +124,8 @@ class weight_blocks {
         const __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(column)));
         const auto of = [&](int next, __m256 scale) AIE_HOST_LAMBDA {
           // The byte of a row above three zeros.
-          const __m256i rows_of = _mm256_setr_epi32(0x00808080, 0x02808080, 0x04808080, 0x06808080, 0x08808080, 0x0a808080,
-                                                    0x0c808080, 0x0e808080);
+          const __m256i rows_of =
+              _mm256_setr_epi32(0x00808080, 0x02808080, 0x04808080, 0x06808080, 0x08808080, 0x0a808080, 0x0c808080, 0x0e808080);
           const __m256i places = _mm256_add_epi32(rows_of, _mm256_set1_epi32(next << 24));
           return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_shuffle_epi8(codes, places)), scale);
         };

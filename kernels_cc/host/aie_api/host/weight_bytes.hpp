@@ -1,9 +1,9 @@
 // Products of a vector by blocks of 8-bit weights with AVX512-BF16 and AVX512-VBMI.
 //
-// A byte b beside constants is 2^15 + b as f32, so one instruction makes 16 numbers of the codes of two columns, side by side for
-// each row, and one multiply-add makes their weights: scale * (2^15 + 128 + code) - scale * (2^15 + 128), of which both products
-// have at most 24 bits, so that the result is exact. Two registers of these are rounded into one of pairs, as they are multiplied.
-// A zero has no sign then; as sums begin with +0 and so never are -0, it changes no sum.
+// A byte b beside constants is 2^15 + b as f32, so one instruction makes 16 numbers of the codes of two columns, side by side
+// for each row, and one multiply-add makes their weights: scale * (2^15 + 128 + code) - scale * (2^15 + 128), of which both
+// products have at most 24 bits, so that the result is exact. Two registers of these are rounded into one of pairs, as they are
+// multiplied. A zero has no sign then; as sums begin with +0 and so never are -0, it changes no sum.
 #pragma once
 
 #include "types.hpp"
@@ -20,7 +20,8 @@ struct weight_bytes {
   static constexpr unsigned codes_at = 512, plane_bytes = 4096, group_bytes = 512, lines = 136, at_once = 4;
   static constexpr unsigned greatest_exponent = 254 - 16;  // of a scale, so that its products are finite
 
-  // sums: [plane][lane][row of the plane]. pairs: x for columns i and i + 64 of each half of a block, the earlier in upper halves.
+  // sums: [plane][lane][row of the plane]. pairs: x for columns i and i + 64 of each half of a block, the earlier one in the
+  // upper half.
   static void multiply(bool begins, const std::uint8_t* block, const std::uint32_t (&pairs)[2][lanes_of_row], float* sums) {
     const Places places;
     const char* ahead = reinterpret_cast<const char*>(block);
