@@ -8,6 +8,7 @@
 #include "registers.hpp"
 #include "vnpu/prefetch.h"
 #include "weight_blocks.hpp"
+#include "weight_blocks_avx2.hpp"
 
 namespace aie {
 

@@ -7,7 +7,7 @@
 // AVX512-BF16 rounds weights in one instruction and adds the products of two columns in one, first those of the earlier one.
 // Both take numbers below 2^-126 for zero, so blocks and factors in which such numbers might occur take the slow way. A weight
 // is a multiple of the last bit of the smallest scale or minimum, and all products and sums are multiples of its product with
-// the last bit of the smallest factor.
+// the last bit of the smallest factor. After a block that took the slow way, the sums are looked at as well.
 #pragma once
 
 #include "types.hpp"
@@ -17,6 +17,9 @@
 #define AIE_HOST_WEIGHT_BLOCKS 1
 #include <immintrin.h>
 
+#include <atomic>
+
+#include "weight_bytes.hpp"
 #include "weight_tables.hpp"
 
 namespace aie {
@@ -71,10 +74,19 @@ class weight_blocks {
   static bool multiply(std::uint32_t first, std::uint32_t k, const std::uint8_t* block, const bfloat16* x, float* sums) {
     const std::uint32_t count = k - first < columns ? k - first : columns;
     Factors factors;
-    if (!factors.fill(x + first, count, least_exponent(block))) return false;
+    if (!factors.fill(x + first, count, least_exponent(block)) || (first && was_slow().load(relaxed) && has_small(sums))) {
+      was_slow().store(true, relaxed);
+      return false;
+    }
 #if defined(VNPU_BF16_DOTS)
     if constexpr (has_tables) {
       weight_tables::multiply(first == 0, block, factors.by_columns, sums);
+      return true;
+    }
+#endif
+#if defined(AIE_HOST_WEIGHT_BYTES)
+    if (Bits == 8 && greatest_exponent(block) <= weight_bytes::greatest_exponent) {
+      weight_bytes::multiply(first == 0, block, factors.by_pairs, sums);
       return true;
     }
 #endif
@@ -130,6 +142,22 @@ class weight_blocks {
   // The lane of a vector that has a row of a plane.
   static constexpr unsigned lane_of(unsigned row) { return Bits == 4 ? row % 8 * 2 + row / 8 : row; }
 
+  // Whether any block took the slow way, which alone leaves sums below 2^-126.
+  static std::atomic<bool>& was_slow() {
+    static std::atomic<bool> was;
+    return was;
+  }
+  static constexpr std::memory_order relaxed = std::memory_order_relaxed;
+  // Whether a sum is below 2^-126 and no zero.
+  static bool has_small(const float* sums) {
+    bool is_found = false;
+    for (unsigned i = 0; i < rows * lanes_of_row; ++i) {
+      const std::uint32_t magnitude = __builtin_bit_cast(std::uint32_t, sums[i]) & 0x7fffffffu;
+      is_found |= magnitude - 1 < 0x7fffffu;
+    }
+    return is_found;
+  }
+
   // What 16 rows of a group have in common, in f32.
   struct Group {
     __m512 scales, minima;
@@ -183,6 +211,14 @@ class weight_blocks {
     return least_exponent(least);
   }
 
+  AIE_HOST_INLINE static unsigned greatest_exponent(const std::uint8_t* block) {
+    __m512i most = _mm512_setzero_si512();
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    for (unsigned at = 0; at < codes_at; at += 64)
+      most = _mm512_max_epu16(most, _mm512_and_si512(_mm512_loadu_si512(block + at), magnitude));
+    return 255 - least_exponent(_mm512_sub_epi16(magnitude, most));
+  }
+
   // Two vectors of f32 as bf16: the first in the lower half.
   AIE_HOST_INLINE static __m512i rounded(__m512 a, __m512 b) {
 #if defined(VNPU_BF16_DOTS)
@@ -203,6 +239,7 @@ class weight_blocks {
    public:
 #if defined(VNPU_BF16_DOTS)
     weight_tables::Pairs by_columns;
+    std::uint32_t by_pairs[2][lanes_of_row];  // of two columns, the earlier one in the upper half
 #endif
 
     // Whether no product needs numbers below 2^-126.
@@ -216,7 +253,8 @@ class weight_blocks {
         most = _mm512_max_epu16(most, _mm512_and_si512(some, _mm512_set1_epi16(0x7fff)));
       }
       const bool is_finite = _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(0x7f80)) == 0;
-      if (exponent < 8 || !is_finite || exponent + least_exponent(least) < 142) return false;
+      const unsigned of_x = least_exponent(least);
+      if (exponent < 8 || of_x == 0 || !is_finite || exponent + of_x < 142) return false;
 #if defined(VNPU_BF16_DOTS)
       if constexpr (has_tables) {
         by_columns.fill(all);
@@ -225,8 +263,8 @@ class weight_blocks {
 #endif
       for (unsigned i = 0; i < lanes_of_row; ++i) {
 #if defined(VNPU_BF16_DOTS)
-        pairs_[0][i] = std::uint32_t(all[i]) << 16 | all[i + 64];
-        pairs_[1][i] = std::uint32_t(all[i + 128]) << 16 | all[i + 192];
+        by_pairs[0][i] = std::uint32_t(all[i]) << 16 | all[i + 64];
+        by_pairs[1][i] = std::uint32_t(all[i + 128]) << 16 | all[i + 192];
 #else
         for (unsigned t = 0; t < 4; ++t) wide_[t][i] = std::uint32_t(all[i + 64 * t]) << 16;
 #endif
@@ -239,7 +277,7 @@ class weight_blocks {
       const __m512i order = _mm512_set_epi16(15, 31, 14, 30, 13, 29, 12, 28, 11, 27, 10, 26, 9, 25, 8, 24, 7, 23, 6, 22, 5, 21,
                                              4, 20, 3, 19, 2, 18, 1, 17, 0, 16);
       const __m512i weights = _mm512_permutexvar_epi16(order, rounded(a, b));
-      const __m512i factor = _mm512_set1_epi32(int(pairs_[pair][i]));
+      const __m512i factor = _mm512_set1_epi32(int(by_pairs[pair][i]));
       return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)factor);
 #else
       const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
@@ -250,9 +288,7 @@ class weight_blocks {
     }
 
    private:
-#if defined(VNPU_BF16_DOTS)
-    std::uint32_t pairs_[2][lanes_of_row];  // of two columns, the earlier one in the upper half
-#else
+#if !defined(VNPU_BF16_DOTS)
     std::uint32_t wide_[4][lanes_of_row];
 #endif
   };
