@@ -153,10 +153,10 @@ profile: $(RUN) ## answer PROMPT and show where the time went
 	$(DO)$(PY) -m aerie profile $(common) $(answering) $(sampling) $(prompt) $(OR_EXIT)
 
 verify: $(TEST) ## PASS or FAIL: answers, logits and every step against Hugging Face transformers in bf16
-	$(DO)$(PY) -m aerie verify $(common) $(call option,--prompts,N_PROMPTS) $(call option,--conversation,CONVERSATION) $(OR_EXIT)
+	$(DO)$(PY) -m aerie verify $(common) $(weights) $(call option,--prompts,N_PROMPTS) $(call option,--conversation,CONVERSATION) $(OR_EXIT)
 
 verify-full: $(TEST) ## verify with all prompts, and with the runs that must be bit-identical
-	$(DO)$(PY) -m aerie verify --full $(common) $(OR_EXIT)
+	$(DO)$(PY) -m aerie verify --full $(common) $(weights) $(OR_EXIT)
 
 diagnosis: $(TEST) ## name the first step, from kernel to logits, that differs from transformers
 	$(DO)$(PY) -m aerie diagnosis $(common) $(prompt) $(OR_EXIT)
