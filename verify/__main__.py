@@ -119,6 +119,9 @@ def _open_both(
     check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
     with working("opening the reference in transformers"):
         reference = Reference.open(checkpoint.folder, ours=checkpoint.weights)
+    if checkpoint.weights.quantised:
+        count = len(checkpoint.weights.quantised)
+        report.note(f"weights: {count} tensors in blocks, which a second reading of the files finds the same")
     return prepare_runtime(checkpoint, options, report), reference
 
 
