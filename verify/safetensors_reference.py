@@ -64,7 +64,11 @@ class Affine:
     @property
     def _in_four_bits(self) -> F32Array:
         scales = rounded(self.scales)
-        minima = rounded(self.biases if self.zeros is None else -self.zeros * scales)
+        minima = self.biases
+        if minima is None:
+            assert self.zeros is not None
+            minima = (-self.zeros * scales).astype(np.float32)
+        minima = rounded(minima)
         return rounded(scales[:, self.groups] * self.codes + minima[:, self.groups])
 
     @property
@@ -87,7 +91,7 @@ class SafetensorsFiles:
         for path in paths:
             with safe_open(path, "pt") as file:
                 self._paths.update(dict.fromkeys(file.keys(), path))
-        self._entry = next((entries[name] for name in ENTRIES if entries.get(name)), {})
+        self._entry: Mapping[str, Any] = next((entries[name] for name in ENTRIES if entries.get(name)), {})
         self._matrices = dict(self._found())
 
     def write(self, folder: Path) -> dict[str, str]:
