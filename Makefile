@@ -101,7 +101,7 @@ help: ## list targets and variables
 	$(DO)echo "  N_TOKENS     maximum number of tokens to generate"
 	$(DO)echo "  VARIANTS     programs for n tokens against m positions, such as 8,128x512,2048; default: a set for the model's size"
 	$(DO)echo "  DECODE       guide (default): GEMVs, attention on the CPU; rows: the programs of prompts, all on the device"
-	$(DO)echo "  WEIGHTS      auto (default): as in the files; bf16; q8 or q4: what is in 16 or 32 bits is quantised; make bench: against bf16"
+	$(DO)echo "  WEIGHTS      auto (default): bf16 for now; bf16; q8 or q4: blocks, what is in 16 or 32 bits is quantised; make bench: against bf16"
 	$(DO)echo "  CONTEXT_END  stop (default), shift or sink: what happens at the end of the largest context"
 	$(DO)echo "  DEVICES      0 (default): one device; 0,1: devices that share the model, with DECODE=rows"
 	$(DO)echo "  SEQ_LEN      one prompt length to compile for, in tokens, instead of VARIANTS"
@@ -153,13 +153,13 @@ profile: $(RUN) ## answer PROMPT and show where the time went
 	$(DO)$(PY) -m aerie profile $(common) $(answering) $(sampling) $(prompt) $(OR_EXIT)
 
 verify: $(TEST) ## PASS or FAIL: answers, logits and every step against Hugging Face transformers in bf16
-	$(DO)$(PY) -m aerie verify $(common) $(call option,--prompts,N_PROMPTS) $(call option,--conversation,CONVERSATION) $(OR_EXIT)
+	$(DO)$(PY) -m aerie verify $(common) $(weights) $(call option,--prompts,N_PROMPTS) $(call option,--conversation,CONVERSATION) $(OR_EXIT)
 
 verify-full: $(TEST) ## verify with all prompts, and with the runs that must be bit-identical
-	$(DO)$(PY) -m aerie verify --full $(common) $(OR_EXIT)
+	$(DO)$(PY) -m aerie verify --full $(common) $(weights) $(OR_EXIT)
 
 diagnosis: $(TEST) ## name the first step, from kernel to logits, that differs from transformers
-	$(DO)$(PY) -m aerie diagnosis $(common) $(prompt) $(OR_EXIT)
+	$(DO)$(PY) -m aerie diagnosis $(common) $(weights) $(prompt) $(OR_EXIT)
 
 bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against transformers in bf16
 	$(DO)$(PY) -m $(BENCH) $(BENCH_MODEL) $(call option,--isa,ISA) $(OR_EXIT)

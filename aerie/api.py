@@ -509,18 +509,18 @@ def load(
     backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. variants: programs of n
     tokens against m positions, as "8,128x512,2048"; None: a set for the model's size. decode: "guide", GEMVs
     and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in
-    place of variants. weights: what they are on the device: "auto", as in the files where the device has a
-    block for that; "bf16"; "q8" or "q4", in which those are quantised that the files have in 16 or 32 bits.
-    fallback: "virtual", where answers go on when the NPU fails. context_end: what happens
-    where a sequence comes to the end of the largest context: "stop", or tokens are dropped by "shift" or
-    "sink" (engine/context_end.py). devices: on which one programs run, by its index in pyxrt; or several that
-    share the model, as [0, 1], with decode="rows". group: this process among several that share it, with one
-    device each (`between_processes`). pipeline_parallel_size: 1 alone, as layers are not shared out over
-    devices. kv_pool: positions of which many requests' keys and values are kept; None: as many as a quarter
-    of the memory holds. block_size: tokens of a block, of a model that fills blocks in and was
-    trained with others, which is noted. cache_dir: of compiled programs. progress: called with each line of
-    what is going on, then and at the first use of further programs; the logger `aerie` has the same lines.
-    Nothing is printed. Raises AerieError.
+    place of variants. weights: what they are on the device: "bf16"; "q8" or "q4", where blocks of the files
+    stay blocks, and what they have in 16 or 32 bits is quantised; "auto", which is bf16 for now. fallback:
+    "virtual", where answers go on when the NPU fails. context_end: what happens where a sequence comes to the
+    end of the largest context: "stop", or tokens are dropped by "shift" or "sink" (engine/context_end.py).
+    devices: on which one programs run, by its index in pyxrt; or several that share the model, as [0, 1],
+    with decode="rows". group: this process among several that share it, with one device each
+    (`between_processes`). pipeline_parallel_size: 1 alone, as layers are not shared out over devices.
+    kv_pool: positions of which many requests' keys and values are kept; None: as many as a quarter of the
+    memory holds. block_size: tokens of a block, of a model that fills blocks in and was trained with others,
+    which is noted. cache_dir: of compiled programs. progress: called with each line of what is going on, then
+    and at the first use of further programs; the logger `aerie` has the same lines. Nothing is printed.
+    Raises AerieError.
     """
     check_types(
         LOAD_ARGUMENTS,

@@ -20,6 +20,7 @@ from aerie.cli.arguments import (
     add_model,
     add_prompt,
     add_runtime,
+    add_weights,
     run_command,
     setup_process,
 )
@@ -33,6 +34,7 @@ from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.context_end import STOP
 from aerie.engine.memory_estimate import session_needs
 from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.quantised import KINDS
 from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session, prepare_runtime
 from aerie.verify.bit_identity import BitIdentity, IdentityCase, identities_in_session, identities_reopened
@@ -52,6 +54,7 @@ from aerie.verify.random_model import (
     random_model_config,
     with_longer_context,
 )
+from aerie.verify.reading_check import ReadingError
 from aerie.verify.reference import Reference, check_memory_with_reference, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
 from aerie.verify.schedule_identity import rows_options, schedule_identities, with_few_rows
@@ -65,9 +68,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="aerie", description="Compare a model with Hugging Face transformers.")
     add_commands(
         parser,
-        ("verify|gate", gate, [add_model, add_runtime, _add_gate]),
+        ("verify|gate", checked_gate, [add_model, add_runtime, add_weights, _add_gate]),
         ("quality", quality, [add_quality]),
-        ("diagnosis", diagnosis, [add_model, add_runtime, add_prompt, _add_diagnosis]),
+        ("diagnosis", diagnosis, [add_model, add_runtime, add_weights, add_prompt, _add_diagnosis]),
     )
     return parser
 
@@ -115,7 +118,10 @@ def _open_both(
     needs = session_needs(checkpoint.config, options)
     check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
     with working("opening the reference in transformers"):
-        reference = Reference.open(checkpoint.folder)
+        reference = Reference.open(checkpoint.folder, ours=checkpoint.weights)
+    if checkpoint.weights.quantised:
+        count = len(checkpoint.weights.quantised)
+        report.note(f"weights: {count} tensors in blocks, which a second reading of the files finds the same")
     return prepare_runtime(checkpoint, options, report), reference
 
 
@@ -124,7 +130,7 @@ def diagnosis(arguments: argparse.Namespace) -> int:
     report, options = Reporter(), runtime_options(arguments)
     with working("loading torch"):
         import_torch()  # fails before anything is compiled
-    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
     prompt = tokenize_prompt(checkpoint, arguments, options, report.note)
     session, reference = _open_both(checkpoint, prompt.options, report)
     report.note(f"diagnosis of {len(prompt.ids)} tokens")
@@ -143,14 +149,23 @@ def diagnosis(arguments: argparse.Namespace) -> int:
     return RIGHT if result.first is None else WRONG
 
 
-def gate(arguments: argparse.Namespace) -> int:
+def checked_gate(arguments: argparse.Namespace) -> int:
     """Print PASS or FAIL: compare the model's answers and logits with those of transformers in bf16."""
+    try:
+        return gate(arguments)
+    except ReadingError as error:
+        print(f"[verify] FAIL: {error}")
+        return WRONG
+
+
+def gate(arguments: argparse.Namespace) -> int:
+    """The same; raises ReadingError where weights in blocks are read wrong."""
     report, options = Reporter(), runtime_options(arguments)
     with working("loading torch"):
         import_torch()  # fails before anything is compiled
     out = arguments.out or folders.cache_folder() / "verify"
     make_folder(out)
-    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
     if checkpoint.config.diffusion is not None and (arguments.prompts, arguments.conversation) != (
         None,
         None,
@@ -178,11 +193,12 @@ def gate(arguments: argparse.Namespace) -> int:
 
 
 def _record_name(record: GateRecord, arguments: argparse.Namespace) -> str:
-    """The record's file name: one per model, backend, numerics and set of prompts."""
+    """The record's file name: one per model, kind of weights, backend, numerics and set of prompts."""
     kind = "verify-full" if arguments.full else "verify"
     model = Path(arguments.model).resolve().name
+    weights = "" if arguments.weights == KINDS[0] else f"-{arguments.weights}"
     numbers = record.numerics if record.rounding == "conv_even" else f"{record.numerics}-{record.rounding}"
-    return f"{kind}-{model}-{record.backend}-{numbers}.json"
+    return f"{kind}-{model}{weights}-{record.backend}-{numbers}.json"
 
 
 def _verify(
@@ -210,7 +226,7 @@ def _verify(
     reports = _layer_reports(session, reference, report)
     same = list(identities_in_session(session, case)) if isinstance(case, IdentityCase) else []
     session.cache.close()
-    record = record.with_layer_reports([*reports, _random_layers(session, options, report)])
+    record = record.with_layer_reports([*reports, _random_layers(session, checkpoint, options, report)])
     if case is None:
         return record
     report.note("bit identity")
@@ -238,7 +254,7 @@ def _verify_blocks(
     record = record.with_identities([compare_token_ids(session.tokenizer, checkpoint.folder)])
     session.cache.close()
     alike = with_longer_context(random_model_config(checkpoint.config))
-    with random_checkpoint(alike, report) as random:
+    with random_checkpoint(alike, report, checkpoint.weights.kind) as random:
         other, theirs = _open_both(random, options, report)
         prompts = choose_prompts(other, full=False)
         beside = verify_blocks(other, theirs, prompts, "random weights", full, report.note)
@@ -269,11 +285,13 @@ def _layer_reports(session: Session, reference: Reference, report: Reporter) -> 
     return reports
 
 
-def _random_layers(session: Session, options: RuntimeOptions, report: Reporter) -> LayerReport:
+def _random_layers(
+    session: Session, checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
+) -> LayerReport:
     """Check the layers of random weights in the model's shape."""
     report.note("every step of random weights in its shape")
     alike = replace(options, seq_len=session.model.seq_len or None)
-    with open_random_model(session.model.config, alike, report) as (other, theirs):
+    with open_random_model(session.model.config, alike, report, checkpoint.weights.kind) as (other, theirs):
         return try_layers("random weights", other, theirs, full_prompt(other))
 
 
@@ -303,7 +321,7 @@ def _kinds(checkpoint: Checkpoint, report: Reporter) -> Iterator[tuple[str, Chec
     yield "the model", checkpoint
     alike = with_longer_context(random_model_config(checkpoint.config))
     for config in (alike, in_another_family(alike)):
-        with random_checkpoint(config, report) as random:
+        with random_checkpoint(config, report, checkpoint.weights.kind) as random:
             yield f"random {config.family.model_type}", random
 
 

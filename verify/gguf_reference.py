@@ -1,4 +1,4 @@
-"""The weights of a GGUF file for the reference: dequantised by the gguf package, in transformers' names.
+"""The weights of a GGUF file for the reference: read by the gguf package, in transformers' names.
 
 Nothing of our reading of these files is used: their reader, their names, their values. transformers reads
 such files too, but leaves out rules of RoPE and sizes of heads, so it gets a folder with a config.json.
@@ -6,14 +6,15 @@ such files too, but leaves out rules of RoPE and sizes of heads, so it gets a fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from aerie.engine.numerics import F32Array
+from aerie.engine.weights import EMBED, LM_HEAD
+from aerie.verify.blocks_reference import PLAIN, DeviceKind
 
 PERMUTED = ("llama",)
 """Architectures whose files have queries and keys in the order of llama.cpp's converter."""
@@ -21,27 +22,26 @@ LAYERS = "model.layers."
 
 
 class DequantisedFiles:
-    """The tensors of all files of a model, by transformers' names. config: its entries of a config.json."""
+    """The tensors of all files of a model, by transformers' names. config: its entries of a config.json.
+    kind: what they are on the device."""
 
-    def __init__(self, paths: Sequence[Path], config: Mapping[str, Any], architecture: str) -> None:
+    def __init__(
+        self, paths: Sequence[Path], config: Mapping[str, Any], architecture: str, kind: DeviceKind
+    ) -> None:
         import gguf
 
         readers = [gguf.GGUFReader(path) for path in paths]
         self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
-        self._config, self._is_permuted = config, architecture in PERMUTED
-        kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-        self._names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+        self._config, self._is_permuted, self._kind = config, architecture in PERMUTED, kind
+        model = next(model for model, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+        self._names = gguf.get_tensor_name_map(model, config["num_hidden_layers"])
+        self._head = EMBED
 
     def write(self, names: Sequence[str], folder: Path) -> dict[str, str]:
         """Write tensors of these names in float32, a file for each layer and one for the others. Returns the
         file of each."""
-        from safetensors.numpy import save_file
-
-        where = {}
-        for file, members in _files(names).items():
-            save_file({name: self._tensor(name) for name in members}, folder / file, {"format": "pt"})
-            where.update(dict.fromkeys(members, file))
-        return where
+        self._head = LM_HEAD if LM_HEAD in names else EMBED
+        return write_files(names, self._tensor, folder)
 
     def _tensor(self, name: str) -> F32Array:
         values = self._stored(name)
@@ -59,7 +59,7 @@ class DequantisedFiles:
         *layer, part, suffix = called.split(".")
         with_gate = ".".join([*layer, "ffn_gate", suffix]) in self._tensors
         if called in self._tensors and (part != "ffn_up" or with_gate):
-            return self._dequantised(called)
+            return self._dequantised(called, name == self._head)
         whole, rows = self._fused(part)
         return self._dequantised(".".join([*layer, whole, suffix]))[rows]
 
@@ -77,12 +77,27 @@ class DequantisedFiles:
             "ffn_up": ("ffn_up", slice(ffn, 2 * ffn)),
         }[part]
 
-    def _dequantised(self, name: str) -> F32Array:
+    def _dequantised(self, name: str, is_head: bool = False) -> F32Array:
         import gguf
 
         tensor = self._tensors[name]
-        values: npt.NDArray[np.float32] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        return values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        if len(shape) == 2 and tensor.tensor_type.name not in PLAIN:
+            return self._kind.of_blocks(tensor.data, tensor.tensor_type).reshape(shape)
+        values: F32Array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        return self._kind.of_plain(values.reshape(shape), is_head)
+
+
+def write_files(names: Sequence[str], tensor: Callable[[str], F32Array], folder: Path) -> dict[str, str]:
+    """Write the tensors of these names, a file for each layer and one for the others. Returns the file of
+    each."""
+    from safetensors.numpy import save_file
+
+    where = {}
+    for file, members in _files(names).items():
+        save_file({name: tensor(name) for name in members}, folder / file, {"format": "pt"})
+        where.update(dict.fromkeys(members, file))
+    return where
 
 
 def _files(names: Sequence[str]) -> dict[str, list[str]]:

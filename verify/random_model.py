@@ -59,27 +59,30 @@ def in_another_family(config: ModelConfig) -> ModelConfig:
 
 
 @contextmanager
-def random_checkpoint(config: ModelConfig, report: Reporter) -> Iterator[Checkpoint]:
-    """A checkpoint with this config and random weights, for the time of the context."""
+def random_checkpoint(config: ModelConfig, report: Reporter, weights: str = "auto") -> Iterator[Checkpoint]:
+    """A checkpoint with this config and random weights, for the time of the context.
+
+    weights: what they are on the device, one of quantised.KINDS.
+    """
     with TemporaryDirectory(prefix="aerie-random-") as work:
         folder = Path(work) / "random"
         write_checkpoint(config, folder, SEED, report)
-        yield open_checkpoint(folder)
+        yield open_checkpoint(folder, weights)
 
 
 @contextmanager
 def open_random_model(
-    config: ModelConfig, options: RuntimeOptions, report: Reporter
+    config: ModelConfig, options: RuntimeOptions, report: Reporter, weights: str = "auto"
 ) -> Iterator[tuple[Session, Reference]]:
     """A session and a reference of a random model, compiled with `options`, for the time of the context.
 
     Raises what opening and compiling a model raises.
     """
-    with random_checkpoint(random_model_config(config), report) as checkpoint:
+    with random_checkpoint(random_model_config(config), report, weights) as checkpoint:
         needs = session_needs(checkpoint.config, options)
         check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
         session = prepare_runtime(checkpoint, options, report)
         try:
-            yield session, Reference.open(checkpoint.folder)
+            yield session, Reference.open(checkpoint.folder, ours=checkpoint.weights)
         finally:
             session.cache.close()

@@ -22,10 +22,11 @@ from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import CheckpointError
 from aerie.engine.memory_estimate import SessionNeeds, footprint, require
 from aerie.engine.numerics import F32Array
-from aerie.engine.weights import expected_shapes
+from aerie.engine.weights import Weights, expected_shapes
 from aerie.runtime.memory import format_bytes
 from aerie.verify.bounds import LogitsDistance, compare
 from aerie.verify.gate_prompts import Prompt
+from aerie.verify.reading_check import check_reading
 from aerie.verify.reference_folder import ReferenceFolder
 
 Note = Callable[[str], None]
@@ -66,12 +67,15 @@ class Reference:
     """A model of transformers, such as its LlamaForCausalLM, loaded from `folder`.
 
     files: the folder that transformers reads, until both models are loaded: making one of a GGUF file takes
-    longer than loading it.
+    longer than loading it. weights: what they are on the device, one of quantised.KINDS.
     """
 
-    def __init__(self, model: Any, folder: Path, files: ReferenceFolder | None = None) -> None:
+    def __init__(
+        self, model: Any, folder: Path, files: ReferenceFolder | None = None, weights: str = "auto"
+    ) -> None:
         self.model = model
         self.folder = folder
+        self.weights = weights
         self._files = files
         self._expected: dict[tuple[Prompt, int], ExpectedAnswer] = {}
 
@@ -79,27 +83,33 @@ class Reference:
     def exact(self) -> Reference:
         """The same model in float32, which stands for exact arithmetic. Loaded on first use."""
         files, self._files = self._files, None
-        return Reference._open(self.folder, "float32", files)
+        return Reference._open(self.folder, "float32", files, self.weights)
 
     @classmethod
-    def open(cls, folder: Path, dtype: str = "bfloat16") -> Reference:
-        """Load the checkpoint in `folder` as `dtype` (a name of torch's).
+    def open(cls, folder: Path, dtype: str = "bfloat16", ours: Weights | None = None) -> Reference:
+        """Load the checkpoint in `folder` as `dtype` (a name of torch's). ours: its weights as the engine
+        reads them; with these the reference has the weights that blocks on the device stand for.
 
-        Raises UserError if torch is missing, CheckpointError if transformers cannot load the folder.
+        Raises UserError if torch is missing, CheckpointError if transformers cannot load the folder,
+        ReadingError where `ours` are others than those that a second reading finds.
         """
-        return cls._open(folder, dtype, None)
+        if ours is None:
+            return cls._open(folder, dtype, None, "auto")
+        files = ReferenceFolder(folder, _class_of(folder).config_class, ours.kind)
+        if ours.quantised:
+            check_reading(ours, files.path)
+        return cls._open(folder, dtype, files, ours.kind)
 
     @classmethod
-    def _open(cls, folder: Path, dtype: str, files: ReferenceFolder | None) -> Reference:
+    def _open(cls, folder: Path, dtype: str, files: ReferenceFolder | None, weights: str) -> Reference:
         torch = import_torch()
-        import transformers
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         logging.set_verbosity_error()
-        kind = getattr(transformers, load_config(folder).architecture)
+        kind = _class_of(folder)
         try:
-            files = files or ReferenceFolder(folder, kind.config_class)
+            files = files or ReferenceFolder(folder, kind.config_class, weights)
             model = kind.from_pretrained(
                 files.path,
                 dtype=getattr(torch, dtype),
@@ -112,7 +122,7 @@ class Reference:
         except Exception as error:  # transformers, safetensors and torch raise many unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CheckpointError(f"transformers cannot load {folder}: {reason}; fetch it again") from error
-        return cls(model.eval(), folder, files if dtype == "bfloat16" else None)
+        return cls(model.eval(), folder, files if dtype == "bfloat16" else None, weights)
 
     def logits(self, token_ids: Sequence[int], start: int = 0) -> F32Array:
         """Return the logits after each position from `start` on, from one forward pass: (positions,
@@ -183,6 +193,14 @@ class Reference:
             for pair, (answer, positions) in zip(new, answers, strict=True):
                 self._expected[pair] = _expected(self.exact, pair[0], answer, positions)
         return [self._expected[pair] for pair in prompts]
+
+
+def _class_of(folder: Path) -> Any:
+    """The class of transformers that runs a checkpoint."""
+    import_torch()
+    import transformers
+
+    return getattr(transformers, load_config(folder).architecture)
 
 
 def _expected(

@@ -17,13 +17,14 @@ from typing import Any
 
 from aerie.engine.config import load_config
 from aerie.engine.config_file import CONFIG, read_config
-from aerie.engine.errors import CheckpointError
 from aerie.engine.folder import INDEX_FILE
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
 from aerie.engine.quantised import ComputedTensor
 from aerie.engine.weight_files import find_tensors
 from aerie.engine.weights import expected_shapes
+from aerie.verify.blocks_reference import DeviceKind
 from aerie.verify.gguf_reference import DequantisedFiles
+from aerie.verify.safetensors_reference import SafetensorsFiles
 
 BESIDE = (
     *("rope_theta", "rope_scaling", "original_max_position_embeddings", "partial_rotary_factor"),
@@ -35,35 +36,42 @@ BESIDE = (
 class ReferenceFolder:
     """The folder of `facts_and_weights`. It exists as long as this object does. Raises CheckpointError."""
 
-    def __init__(self, folder: Path, config_class: Any) -> None:
+    def __init__(self, folder: Path, config_class: Any, weights: str = "auto") -> None:
         stack = ExitStack()
-        self.path = stack.enter_context(facts_and_weights(folder, config_class))
+        self.path = stack.enter_context(facts_and_weights(folder, config_class, weights))
         weakref.finalize(self, stack.close)
 
 
 @contextmanager
-def facts_and_weights(folder: Path, config_class: Any) -> Iterator[Path]:
+def facts_and_weights(folder: Path, config_class: Any, weights: str = "auto") -> Iterator[Path]:
     """A folder with the entries of `folder`/config.json that define a model of transformers' `config_class`,
-    and with links to the files that ours reads; of a GGUF file, with its weights in float32. It exists until
+    and with links to the files that ours reads; of quantised weights, with these in float32. It exists until
     the context ends. Raises CheckpointError.
+
+    weights: one of quantised.KINDS. Of q4 and q8 the folder has the weights that the device's blocks stand
+    for, read from the files without our code.
     """
-    config, model = read_config(folder), find_gguf(folder)
+    config, model, kind = read_config(folder), find_gguf(folder), DeviceKind(weights)
     with TemporaryDirectory(prefix="aerie-reference-") as work:
         shown = Path(work)
         (shown / CONFIG).write_text(json.dumps(_facts(config.entries, config_class)))
-        where = _links(folder, shown) if model is None else _dequantised(model, config.entries, shown)
+        if model is None:
+            where = _links_or_written(folder, config.entries, kind, shown)
+        else:
+            where = _dequantised(model, config.entries, kind, shown)
         (shown / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": where}))
         yield shown
 
 
-def _links(folder: Path, shown: Path) -> dict[str, str]:
-    """Link the files of weights. Returns the link of each tensor."""
+def _links_or_written(
+    folder: Path, config: Mapping[str, Any], kind: DeviceKind, shown: Path
+) -> dict[str, str]:
+    """Link the files of weights, or write them where they are quantised. Returns the file of each tensor."""
     files, links = find_tensors(folder), dict[Path, str]()
-    if any(isinstance(tensor, ComputedTensor) for tensor in files.tensors.values()):
-        raise CheckpointError(
-            f"{folder} has quantised safetensors, which transformers reads with its tools' kernels alone: "
-            "there is no reference for it; take the unquantised checkpoint, or `aerie quality --against` it"
-        )
+    are_computed = any(isinstance(tensor, ComputedTensor) for tensor in files.tensors.values())
+    if are_computed or kind.name in ("q4", "q8"):
+        paths = sorted({tensor.path for tensor in files.tensors.values()})
+        return SafetensorsFiles(paths, config, kind).write(shown)
     for tensor in files.tensors.values():
         links.setdefault(tensor.path, f"weights-{len(links)}.safetensors")
     for path, name in links.items():
@@ -71,10 +79,12 @@ def _links(folder: Path, shown: Path) -> dict[str, str]:
     return {name: links[tensor.path] for name, tensor in files.tensors.items()}
 
 
-def _dequantised(model: GGUFModel, config: Mapping[str, Any], shown: Path) -> dict[str, str]:
+def _dequantised(
+    model: GGUFModel, config: Mapping[str, Any], kind: DeviceKind, shown: Path
+) -> dict[str, str]:
     """Write the weights of a GGUF model. Returns the file of each tensor."""
     paths = sorted({entry.path for entry in model.tensors.values()})
-    files = DequantisedFiles(paths, config, model.architecture)
+    files = DequantisedFiles(paths, config, model.architecture, kind)
     return files.write(list(expected_shapes(load_config(model.path))), shown)
 
 

@@ -212,9 +212,8 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=KINDS,
         default=KINDS[0],
-        help="what weights are on the device: auto, as in the files where the device has a block for that; "
-        "bf16; q8 or q4, in which those are quantised that the files have in 16 or 32 bits (default: "
-        "%(default)s)",
+        help="what weights are on the device: bf16; q8 or q4, where blocks of the files stay blocks, and "
+        "what they have in 16 or 32 bits is quantised; auto, which is bf16 for now (default: %(default)s)",
     )
 
 

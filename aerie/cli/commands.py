@@ -27,6 +27,7 @@ from aerie.engine.errors import CheckpointError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import GrammarCompiler
 from aerie.engine.program_library import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.engine.quantised import AUTO_KEEPS_QUANTISED
 from aerie.engine.reporter import Reporter, stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
@@ -39,6 +40,7 @@ from aerie.engine.thinking import AnswerPart
 from aerie.engine.thinking_plan import plan_thinking
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.engine.variant_set import ROWS
+from aerie.engine.weights import Weights
 from aerie.runtime import select_backend
 
 DONE = 0
@@ -52,7 +54,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 def compile_(arguments: argparse.Namespace) -> int:
     """Compile a model's programs, so that a later run finds them ready."""
     options, report = runtime_options(arguments, compile_only=True), Reporter()
-    config = load_config(find_checkpoint(arguments.model))
+    config = _config(arguments)
     if arguments.draft is not None:  # guesses are tried in steps, whatever an answer by itself is decoded in
         compile_programs(config, replace(options, decode=ROWS), report, all_variants=True)
     if arguments.draft is None or options.decode != ROWS:
@@ -61,6 +63,15 @@ def compile_(arguments: argparse.Namespace) -> int:
         draft_config = load_config(find_checkpoint(arguments.draft))
         compile_programs(draft_config, draft_model_options(options), report, all_variants=True)
     return DONE
+
+
+def _config(arguments: argparse.Namespace) -> ModelConfig:
+    """The model's config. Weights need not be there, unless they say of which kinds programs are."""
+    folder = find_checkpoint(arguments.model)
+    config = load_config(folder)
+    if arguments.weights == "bf16" or (arguments.weights == "auto" and not AUTO_KEEPS_QUANTISED):
+        return config
+    return replace(config, weight_kinds=Weights(folder, config, arguments.weights).kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:

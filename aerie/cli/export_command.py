@@ -18,7 +18,10 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
 from aerie.common.progress import working
 from aerie.engine.config import ModelConfig, load_config
+from aerie.engine.config_file import CONFIG, read_config
+from aerie.engine.config_reader import ConfigReader
 from aerie.engine.families import FAMILIES
+from aerie.engine.quantised_files.settings import read_settings
 from aerie.engine.reporter import Reporter
 from aerie.engine.static_form import static_sizes, weight_sources
 from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes, plan_static_step
@@ -65,6 +68,7 @@ def export(arguments: argparse.Namespace) -> int:
     _check_new(out)
     folder = find_checkpoint(arguments.model)
     config = load_config(folder)
+    _check_plain(folder, arguments.model)
     sizes = _sizes(arguments, config, report)
     check_shape(config.shape)
     plan = plan_static_step(config.shape, sizes)
@@ -85,6 +89,16 @@ def export(arguments: argparse.Namespace) -> int:
         f"{STATIC_STEP_KIND}.args.json, and {EXAMPLE}, which runs it on the virtual NPU"
     )
     return DONE
+
+
+def _check_plain(folder: Path, model: str) -> None:
+    """Raises UserError for quantised weights."""
+    settings = read_settings(ConfigReader(folder / CONFIG, read_config(folder).entries))
+    if settings is not None:
+        raise UserError(
+            f"--model {model} has weights quantised with {settings.method}, and the static form reads bf16 "
+            "alone, by the names of the unquantised checkpoint: give that one"
+        )
 
 
 def _cache_note(sizes: StaticSizes) -> str:

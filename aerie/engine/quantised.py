@@ -23,8 +23,8 @@ from aerie.engine.tensors import DTYPES, RowReader, Tensor, read_in_chunks, roun
 from aerie.kernel_builder.weight_blocks import BLOCK_ROWS, GROUP, Q4, Q8, Bytes, GroupedWeights, WeightBlock
 
 KINDS = ("auto", "bf16", "q8", "q4")
-"""What weights may be asked for as. `auto`: as in the file, if the device has a block for that; `q8` and
-`q4`: matrices that the file has as bf16, F16 or F32 are quantised when they are read."""
+"""What weights may be asked for as. `auto`: AUTO_KEEPS_QUANTISED says; `q8` and `q4`: blocks of
+the files stay blocks, and matrices that they have as bf16, F16 or F32 are quantised when they are read."""
 AUTO_KEEPS_QUANTISED = False
 """Whether `auto` leaves quantised weights quantised on the device, else they become bf16."""
 

@@ -12,6 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file
 
+from aerie.cli import commands
 from aerie.cli.arguments import main
 from aerie.cli.checkpoints import BUILT_IN_MODELS
 from aerie.engine import gguf_file_writer as file_writer
@@ -207,3 +208,30 @@ def test_the_loss_is_that_of_loops(tmp_path, capsys):
     error = tensor.to_bf16().astype(float) - stored.values
     assert _loss(tensor) == pytest.approx(np.sqrt((error**2).mean() / (stored.values**2).mean()), rel=1e-4)
     assert tensor.stored_bytes == sum(array.nbytes for array in stored.tensors.values())
+
+
+@pytest.mark.parametrize(("kind", "head"), [("q4", "q8"), ("q8", "q8"), ("bf16", "bf16"), ("auto", "bf16")])
+def test_compile_makes_the_programs_of_the_kind(kind, head, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        commands, "compile_programs", lambda config, *_, **__: found.append(config.weight_kinds)
+    )
+    assert main(["compile", "--model", "demo", "--backend", "virtual", "--weights", kind]) == 0
+    (kinds,) = found
+    assert (kinds.name("lm_head_gemv"), kinds.name("o")) == (
+        f"lm_head_gemv_{head}".removesuffix("_bf16"),
+        "o" if head == "bf16" else f"o_{kind}",
+    )
+
+
+def test_export_of_quantised_weights(tmp_path, capsys):
+    folder = shutil.copytree(BUILT_IN_MODELS["demo-diffusion"], tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps(config | {"quantization_config": quantised_folders.CONFIGS["gptq"]})
+    )
+    assert main(["export", "--model", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: --model {folder} has weights quantised with gptq, and the static form reads bf16 alone, by "
+        "the names of the unquantised checkpoint: give that one"
+    )

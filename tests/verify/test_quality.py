@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from aerie.common.errors import UserError
-from aerie.engine.errors import CheckpointError
 from aerie.engine.reporter import no_progress
 from aerie.verify import quality_command
 from aerie.verify.__main__ import main
@@ -91,16 +91,19 @@ def test_without_a_text(tiny, capsys, monkeypatch):
     assert "there is no text to read; give one of 4000 tokens with --text" in capsys.readouterr().err
 
 
-def test_no_reference_for_quantised_safetensors(tiny, tmp_path):
+def test_the_reference_of_quantised_safetensors(tiny, tmp_path):
+    """It has their values, in float32, in place of codes and scales."""
     import shutil
 
     from transformers import LlamaConfig
 
-    folder = shutil.copytree(tiny, tmp_path / "x")
-    tensors = {
-        f"model.layers.0.mlp.up_proj.{name}": each for name, each in quantised_folders.awq().tensors.items()
-    }
+    folder, stored = shutil.copytree(tiny, tmp_path / "x"), quantised_folders.awq()
+    tensors = {f"model.layers.0.mlp.up_proj.{name}": each for name, each in stored.tensors.items()}
     quantised_folders.write(folder, tensors, quantised_folders.CONFIGS["awq"])
-    message = "has quantised safetensors, which transformers reads with its tools' kernels alone"
-    with pytest.raises(CheckpointError, match=message), facts_and_weights(folder, LlamaConfig):
-        pass
+    with facts_and_weights(folder, LlamaConfig) as shown:
+        (file,) = shown.glob("weights-*.safetensors")
+        found = load_file(file)
+    assert list(found) == ["model.layers.0.mlp.up_proj.weight"]
+    np.testing.assert_allclose(
+        found["model.layers.0.mlp.up_proj.weight"], stored.values, rtol=3e-7, atol=1e-9
+    )

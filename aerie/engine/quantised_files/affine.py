@@ -2,8 +2,8 @@
 
 A weight is scale * (code - zero), or scale * code + bias. For the device the scale is rounded to bf16, and so
 is the minimum, which is -zero times that scale. Scales of more than 32 columns are repeated. In 8 bits the
-zero is subtracted from the code; where that leaves 8 bits, and where there is a bias, the values are
-quantised again.
+zero is subtracted from the code; in a row where that leaves 8 bits, and where there is a bias, the values
+are quantised again. Each row is decided alone, so that a row is the same in whatever piece it is read.
 """
 
 from __future__ import annotations
@@ -108,13 +108,14 @@ class AffineSource:
         )
 
     def _eight_bits(self, read: AffineRows) -> GroupedWeights:
-        if read.zeros is not None:
-            codes = read.codes.astype(np.int16) - self._spread(read.zeros.astype(np.int16), read, 1)
-            if codes.min() >= -128 and codes.max() <= 127:
-                with np.errstate(all="ignore"):
-                    scales = read.scales.astype(bf16)
-                return GroupedWeights(Q8, codes.astype(np.int8), self._spread(scales, read, GROUP), None)
-        return quantise_q8(self._values(read))
+        if read.zeros is None:
+            return quantise_q8(self._values(read))
+        codes = read.codes.astype(np.int16) - self._spread(read.zeros.astype(np.int16), read, 1)
+        fits = ((codes >= -128) & (codes <= 127)).all(axis=1)
+        with np.errstate(all="ignore"):
+            scales = self._spread(read.scales.astype(bf16), read, GROUP)
+        kept = GroupedWeights(Q8, codes.astype(np.int8), scales, None)
+        return kept if fits.all() else _chosen(fits[:, None], kept, quantise_q8(self._values(read)))
 
     def _spread(self, values: NDArray[Any], read: AffineRows, width: int) -> NDArray[Any]:
         """Values of groups for every `width` columns."""
@@ -122,6 +123,12 @@ class AffineSource:
         if self.group_size == width:
             return values[:, :count]
         return np.repeat(values, -(-self.group_size // width), axis=1)[:, :count]
+
+
+def _chosen(rows: NDArray[np.bool_], kept: GroupedWeights, others: GroupedWeights) -> GroupedWeights:
+    """Rows of `kept` where `rows` says so, (rows, 1), else of `others`, which has no minima either."""
+    codes = np.where(rows, kept.codes, others.codes)
+    return GroupedWeights(Q8, codes, np.where(rows, kept.scales, others.scales), None)
 
 
 def affine_tensor(
