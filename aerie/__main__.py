@@ -33,7 +33,7 @@ COMMANDS: Final = (
     Command("compile", "cli", "Compile a model's programs, so that a later run finds them."),
     Command("mlir", "cli", "Write every kernel and every program as MLIR text."),
     Command("quantize", "cli", "Write a model as a quantised GGUF file."),
-    Command("inspect", "cli", "Show what each tensor is in the file and on the device, and what is lost."),
+    Command("inspect", "cli", "Show each tensor's kinds, bytes and loss."),
     Command("export", "cli", "Write block diffusion's step as AIR of fixed shapes."),
     Command("models", "cli", "List the models at hand, and whether they run here."),
     Command("pull", "cli", "Fetch a model, so that later runs need no network."),

@@ -169,12 +169,20 @@ class Stream(Iterator[str]):
                 yield self._next_part()
 
     def _next_part(self) -> AnswerPart:
-        """The next part that is not empty. Raises StopIteration at the end."""
+        """The next part that is not empty. Waits while the answer is paused. Raises StopIteration at the
+        end."""
         if not self._has_started:
             self._has_started = True
             self._notify(EventKind.BEGIN)
+        piece = ""
         try:
-            while not ((piece := self._next_piece()) or self._new_thinking):
+            while not (piece or self._new_thinking):
+                self._may_continue.wait()
+                with self._model.lock:
+                    self._model.session()
+                    if not self._request.has_new_tokens:
+                        self._request.advance()
+                    piece = next(self._text)
                 if not self.token_ids:
                     self._notify(EventKind.CONTINUE)
         except StopIteration:
@@ -192,15 +200,6 @@ class Stream(Iterator[str]):
         self.text += part.text
         self._notify(EventKind.CONTINUE, *reversed(part))
         return part
-
-    def _next_piece(self) -> str:
-        """The text of the next step, which may be empty. Waits while the answer is paused."""
-        self._may_continue.wait()
-        with self._model.lock:
-            self._model.session()
-            if not self._request.has_new_tokens:
-                self._request.advance()
-            return next(self._text)
 
     def pause(self) -> None:
         """Pause the answer after the current step (a part of the prompt, or a token), until `resume`.

@@ -93,12 +93,15 @@ def bisect(
             why = f"past AIR from {lowered[1]} on, which the virtual NPU does not run"
             yield from (DumpOutcome(rest, "skipped", why) for rest in others[number:])
             return
-        outcome = reference.outcome(
-            dump, load(dump.path), (load(later.path) for later in others[number + 1 :])
-        )
+        later = (load(other.path) for other in others[number + 1 :] if not _is_lowered(other))
+        outcome = reference.outcome(dump, load(dump.path), later)
         yield outcome
         if outcome.is_first_failure:
             return
+
+
+def _is_lowered(dump: Dump) -> bool:
+    return _LOWERED.search(read_text(dump.path)) is not None
 
 
 class _Reference:

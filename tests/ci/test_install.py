@@ -322,7 +322,8 @@ def test_a_variable_that_the_target_does_not_read_is_reported(tmp_path: Path, mo
     assert done.stdout == "-m|aerie|serve|--model=demo|--host=::1|--port=8000|--backend=auto|--draft=lookup|"
     assert (done.returncode, done.stderr) == (
         0,
-        "note: make serve reads no SEED; it reads MODEL, HOST, PORT, VARIANTS, BACKEND, NUMERICS, DRAFT\n",
+        "note: make serve reads no SEED; it reads MODEL, HOST, PORT, VARIANTS, WEIGHTS, BACKEND, NUMERICS, "
+        "DRAFT\n",
     )
     (tmp_path / "both").mkdir()
     assert make(tmp_path / "both", "compile", "run", "SEED=1").stderr == ""
@@ -332,9 +333,9 @@ def test_a_variable_that_the_target_does_not_read_is_reported(tmp_path: Path, mo
     ("target", "names"),
     [
         ("doctor", "MODEL JSON"),
-        ("compile", "MODEL BACKEND SEQ_LEN NUMERICS VARIANTS DECODE"),
+        ("compile", "MODEL BACKEND SEQ_LEN NUMERICS VARIANTS DECODE WEIGHTS"),
         ("mlir", "MODEL SEQ_LEN OUT"),
-        ("bench", "MODEL ISA"),
+        ("bench", "MODEL ISA WEIGHTS"),
         ("setup-npu", "WHEELS"),
         ("lit", "REFRESH"),
         ("clean", ""),

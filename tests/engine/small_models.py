@@ -18,9 +18,9 @@ from tests.engine import checkpoints as checkpoint_files
 from tests.engine.numpy_runner import NumpyRunner
 
 
-def argument_tables(shape, seq_len):
+def argument_tables(shape, seq_len, names=None):
     """The programs' tables without their MLIR text, which the numpy runner does not read."""
-    plans = plan_programs(shape, seq_len)
+    plans = plan_programs(shape, seq_len, names)
     return {name: Program(name, "", plan.arguments, (), ()).with_plan(plan) for name, plan in plans.items()}
 
 

@@ -137,7 +137,7 @@ class Counted:
 
 @pytest.fixture
 def counted(grammars: GrammarCompiler) -> tuple[GrammarCompiler, Counted]:
-    fresh, process = GrammarCompiler(grammars._tokenizer, grammars._config), Counted()
+    fresh, process = GrammarCompiler(grammars.tokenizer, grammars._config), Counted()
     fresh.__dict__["_process"] = process
     return fresh, process
 

@@ -19,6 +19,7 @@ from aerie.engine.model_family import LAYER_TENSORS
 from aerie.engine.programs import DECODE_PROGRAMS, PREFILL_PROGRAMS, SharedBufferNames, has_layer_weights
 from aerie.engine.weights import EMBED
 from aerie.kernel_builder.arguments import Role
+from aerie.kernel_builder.arguments import bf16 as kernel_bf16
 from tests.engine.checkpoints import all_tensors, open_weights
 
 bf16 = ml_dtypes.bfloat16
@@ -232,7 +233,7 @@ def test_wrong_dtype_is_named(change_tensors):
 def test_the_lm_head_in_partitions(make_checkpoint, vocab_size):
     """Rows of the table, then zeros, whatever was in the buffer before."""
     lm_head = dataclasses.replace(open_weights(make_checkpoint()).lm_head, shape=(vocab_size, 256))
-    program = SimpleNamespace(arguments={"lm_head_0": SimpleNamespace(shape=(64, 256))})
+    program = SimpleNamespace(arguments={"lm_head_0": SimpleNamespace(shape=(64, 256), dtype=kernel_bf16)})
     whole = np.full((512, 256), np.nan, bf16)
     for part, fill in enumerate(lm_head_statics(program, lm_head).values()):
         fill(whole[part * 64 : part * 64 + 64])
