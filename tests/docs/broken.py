@@ -50,23 +50,15 @@ def _with_bias(folder: Path) -> None:
 
 UP = "model.layers.2.mlp.up_proj.weight"
 BROKEN: dict[str, Callable[[Path], None]] = {
-    "no-config": _without("config.json"),
     "no-weights": _without("model.safetensors"),
     "no-tokenizer": _without("tokenizer.json"),
-    "refusing": _with(
-        "tokenizer_config.json", chat_template="{{ raise_exception('no system messages here') }}"
-    ),
     "truncated": _truncated,
     "no-tensor": _with_tensor(UP, None),
-    "wrong-type": _with_tensor(UP, lambda tensor: tensor.astype(np.int8)),
-    "wrong-shape": _with("config.json", intermediate_size=832),
     "gemma": _with("config.json", architectures=["Gemma2ForCausalLM"], model_type="gemma2"),
-    "norms-queries": _with("config.json", use_qk_norm=True),
     "has-a-bias": _with_bias,
     "quantised": _with("config.json", quantization_config={"quant_method": "hqq", "nbits": 4}),
     "yarn": _with("config.json", rope_scaling={"rope_type": "yarn", "factor": 4.0}),
     "head-dim-80": _with("config.json", head_dim=80),
-    "too-wide": _with("config.json", intermediate_size=53248),
 }
 
 

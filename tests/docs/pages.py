@@ -9,6 +9,7 @@ A comment before a block, or at the top of a page for all of its blocks, tells h
     <!-- own project -->               the page changes the project: it has a copy of it
     <!-- broken checkpoints -->        it needs those of broken.py
     <!-- server -->                    it needs a server of the demo model
+    <!-- FILE of PAGE -->              it needs the file that another page shows
 """
 
 from __future__ import annotations

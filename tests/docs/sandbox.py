@@ -22,7 +22,7 @@ import pytest
 
 from aerie.__main__ import main
 from tests.docs.broken import make_broken
-from tests.docs.pages import PROJECT, Block
+from tests.docs.pages import PROJECT, Block, blocks
 
 VERDICT = r"\[verify\] FAIL|\[diagnosis\] layer"
 REFUSAL = re.compile(rf'^(error:|{VERDICT}|\S+Error:|guilty:|{{"ok": false)', re.MULTILINE)
@@ -30,6 +30,8 @@ PLAIN = re.compile(r"[\w ./:=,@+%?*{{}}\[\]()!#-]|'[^']*'|\"[^\"$`\\]*\"")
 """What a command may have that is run here: no pipe, no redirection, no variable."""
 PORT = "8000"
 """Where the pages say that a server is."""
+OF_A_PAGE = re.compile(r"(\S+) of (\S+\.md)")
+"""A mark that asks for a file that another page shows."""
 COUNTS = re.compile(r"\d+ deselected in [\d.]+s")
 NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]\d+)?")
 NOT_COPIED = shutil.ignore_patterns("__pycache__", ".git", ".venv", "build", "*_cache")
@@ -94,6 +96,9 @@ class Sandbox:
             make_broken(self.folder)
         if "server" in marks:
             self._serve()
+        for found in filter(None, map(OF_A_PAGE.fullmatch, marks)):
+            (block,) = (each for each in blocks(PROJECT / found[2]) if each.file == found[1])
+            (self.folder / found[1]).write_text(block.text)
 
     def _serve(self) -> None:
         """A server of the demo model on a free port, which takes the place of PORT in what is run."""
