@@ -11,16 +11,12 @@ import numpy as np
 
 from aerie.common.errors import UserError
 from aerie.engine.folder import INDEX_FILE
+from aerie.engine.model_family import FUSED, LAYER_TENSORS, QKV_BIAS
 from aerie.engine.numerics import F32Array, widen
 from aerie.engine.weights import Weights
 
-FUSED_PARTS = {
-    ".self_attn.qkv_proj.": (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."),
-    ".self_attn.attn_qkv.": (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."),
-    ".mlp.gate_up_proj.": (".mlp.gate_proj.", ".mlp.up_proj."),
-    ".mlp.ffn_gate_up.": (".mlp.gate_proj.", ".mlp.up_proj."),
-}
-"""Parts of tensors that files may have as one, one below the other."""
+NAMES = {**LAYER_TENSORS, **QKV_BIAS}
+"""Of the tensors that files may have in one, within a layer."""
 
 
 class ReadingError(UserError):
@@ -35,7 +31,7 @@ def check_reading(ours: Weights, written: Path) -> None:
     where = json.loads((written / INDEX_FILE).read_text())["weight_map"]
     sizes = {name: tensor.shape[0] for name, tensor in ours.named()}
     for name, tensor in ours.named():
-        stored, first = _place(name, where, sizes)
+        stored, first = place(name, where, sizes)
         with safe_open(written / where[stored], "np") as file:
             theirs = file.get_slice(stored)[first : first + tensor.shape[0]]
         _check_same(name, widen(tensor.read()), theirs.astype(ml_dtypes.bfloat16).astype(np.float32))
@@ -58,7 +54,7 @@ def _check_same(name: str, ours: F32Array, theirs: F32Array) -> None:
     )
 
 
-def _place(name: str, where: dict[str, str], sizes: dict[str, int]) -> tuple[str, int]:
+def place(name: str, where: dict[str, str], sizes: dict[str, int]) -> tuple[str, int]:
     """The stored tensor that holds `name`, and its first row there."""
     bare = name.removeprefix("model.")
     for stored in (name, bare, f"model.{name}"):
@@ -69,9 +65,11 @@ def _place(name: str, where: dict[str, str], sizes: dict[str, int]) -> tuple[str
 
 def _in_fused(name: str, where: dict[str, str], sizes: dict[str, int]) -> Iterator[tuple[str, int]]:
     """The fused tensor that holds `name`, and its first row there."""
-    for whole, parts in FUSED_PARTS.items():
-        for part in parts:
-            stored = name.replace(part, whole)
-            if stored != name and stored in where:
-                before = [name.replace(part, earlier) for earlier in parts[: parts.index(part)]]
-                yield stored, sum(sizes[each] for each in before)
+    for fields, fused in FUSED.items():
+        parts = [NAMES[field] for field in fields]
+        part = next((each for each in parts if name.endswith(f".{each}")), None)
+        if part is None:
+            continue
+        layer = name.removesuffix(part)
+        before = sum(sizes[layer + earlier] for earlier in parts[: parts.index(part)])
+        yield from ((layer + whole, before) for whole in fused if layer + whole in where)

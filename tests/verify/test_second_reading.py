@@ -24,7 +24,7 @@ from aerie.engine.weight_files import find_tensors
 from aerie.engine.weights import Weights
 from aerie.verify import __main__ as cli
 from aerie.verify.blocks_reference import DeviceKind
-from aerie.verify.reading_check import ReadingError, check_reading
+from aerie.verify.reading_check import ReadingError, check_reading, place
 from aerie.verify.reference_folder import facts_and_weights
 from aerie.verify.safetensors_reference import SafetensorsFiles
 from tests import gguf_files, quantised_folders
@@ -173,3 +173,14 @@ def test_the_second_reading_of_bf16_is_another(tmp_path):
     _, shown = written(DEMO_FOLDER, "bf16", tmp_path / "bf16")
     with pytest.raises(ReadingError):
         check_reading(weights, shown)
+
+
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_a_part_of_a_fused_tensor_is_found(kind: str) -> None:
+    layer = "model.layers.3."
+    where = {f"{layer}self_attn.qkv_proj.{kind}": "file", f"{layer}mlp.ffn_gate_up.weight": "file"}
+    sizes = {f"{layer}self_attn.{of}_proj.{kind}": rows for of, rows in (("q", 64), ("k", 16), ("v", 16))}
+    sizes[f"{layer}mlp.gate_proj.weight"] = 128
+    found = [place(f"{layer}self_attn.{of}_proj.{kind}", where, sizes) for of in "qkv"]
+    assert found == [(f"{layer}self_attn.qkv_proj.{kind}", first) for first in (0, 64, 80)]
+    assert place(f"{layer}mlp.up_proj.weight", where, sizes) == (f"{layer}mlp.ffn_gate_up.weight", 128)
