@@ -28,7 +28,6 @@ the files stay blocks, and matrices that they have as bf16, F16 or F32 are quant
 AUTO_KEEPS_QUANTISED = False
 """Whether `auto` leaves quantised weights quantised on the device, else they become bf16."""
 
-
 CHUNK_BYTES = 1 << 20
 """Of float32 values that a thread computes at a time."""
 MOST_THREADS = 8

@@ -476,10 +476,8 @@ def test_memory_comes_back(starting_models: Callable[[ModelManager], Serving]) -
 
     def growth() -> float:
         """MiB between the medians of the last two windows."""
-        earlier, last = (
-            median(left for left, _ in after[end - WINDOW : end or None]) for end in (-WINDOW, 0)
-        )
-        return (last - earlier) / MIB
+        left = [resident for resident, _ in after]
+        return (median(left[-WINDOW:]) - median(left[-2 * WINDOW : -WINDOW])) / MIB
 
     with serving.http as http:
         while len(after) < 3 * WINDOW or (growth() >= 6 and len(after) < 6 * WINDOW):
