@@ -76,6 +76,10 @@ def divisors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
     return np.array(found, np.float32)
 
 
+PERMUTED = ("llama", "smollm3", "granite")
+"""Architectures whose converter is that of llama."""
+
+
 class Source:
     """A checkpoint in Hugging Face's format, to be written as GGUF."""
 
@@ -138,7 +142,7 @@ class Source:
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         for name, values in self.tensors.items():
             count = next((self.config[entry] for part, entry in heads.items() if part in name), None)
-            if count and self.architecture == "llama":
+            if count and self.architecture in PERMUTED:
                 values = permuted(values, count)
             in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert in_file, name

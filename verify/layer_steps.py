@@ -25,7 +25,7 @@ class Bench(Protocol):
     @property
     def head_dim(self) -> int: ...
 
-    def rotate(self, x: Any) -> Any: ...
+    def rotate(self, attention: Any, x: Any) -> Any: ...
 
     def attend(self, attention: Any, query: Any, keys: Any, values: Any) -> Any: ...
 
@@ -98,8 +98,8 @@ def _sum(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: A
     return first + second
 
 
-def _rotate(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-    return bench.rotate(next(iter(values.values())))
+def _rotate(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
+    return bench.rotate(layer.self_attn, next(iter(values.values())))
 
 
 def _attend(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:

@@ -71,8 +71,11 @@ class StepReference:
         """Whether `step` is computed in block floating point here."""
         return False
 
-    def rotate(self, x: Any) -> Any:
-        """RoPE at the positions of the rows of `x` (rows, heads * head_dim), by transformers' function."""
+    def rotate(self, attention: Any, x: Any) -> Any:
+        """RoPE at the positions of the rows of `x` (rows, heads * head_dim), by transformers' function; `x`
+        itself where its `attention` turns nothing."""
+        if not getattr(attention, "use_rope", True):
+            return x
         heads = heads_first(x, self.head_dim)
         rotated, _ = self._family.apply_rotary_pos_emb(heads, heads, self.cos, self.sin)
         return rows_first(rotated)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,10 @@ class ModelConfig:
     """Hyperparameters under their Hugging Face names.
 
     eos_token_ids: all ids that end an answer, in the checkpoint's order; may be empty. rope_scaling: None for
-    plain RoPE. sliding_window: number of positions that a token attends to in some layer, its own included;
-    None means all. diffusion: None for an autoregressive model. draft_mask_id: the token in place of each
-    further draft, of a model that drafts several in one pass. weight_kinds: of its matrices on the device.
+    plain RoPE. layers_without_rope: by number, from 0 on. sliding_window: number of positions that a
+    token attends to in some layer, its own included; None means all. diffusion: None for an
+    autoregressive model. draft_mask_id: the token in place of each further draft, of a model that drafts
+    several in one pass. weight_kinds: of its matrices on the device.
     """
 
     vocab_size: int
@@ -63,6 +64,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
+    layers_without_rope: frozenset[int] = frozenset()
     sliding_window: int | None = None
     family: ModelFamily = FAMILIES["llama"]
     diffusion: DiffusionConfig | None = None
@@ -99,6 +101,11 @@ class ModelConfig:
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property
+    def rope_of_layer(self) -> tuple[int, ...]:
+        """Of each layer the number of its RoPE table: 0 with RoPE, 1 without."""
+        return tuple(int(layer in self.layers_without_rope) for layer in range(self.num_hidden_layers))
+
+    @property
     def shape(self) -> ModelShape:
         """The shape that the program builders need."""
         return ModelShape(
@@ -112,6 +119,17 @@ class ModelConfig:
             qkv_bias=self.family.qkv_bias,
             qk_norm=self.family.qk_norm,
         )
+
+    def with_layers(self, layers: int) -> ModelConfig:
+        """The config of the first layers, or of more. Where none of the first is without RoPE though others
+        are, the last one is, so that a small model has all kinds of layers."""
+        without = frozenset(layer for layer in self.layers_without_rope if layer < layers)
+        if layers > self.num_hidden_layers:
+            more = self.family.default_layers_without_rope(layers)
+            without |= {layer for layer in more if layer >= self.num_hidden_layers}
+        elif self.layers_without_rope and not without:
+            without = frozenset([layers - 1])
+        return replace(self, num_hidden_layers=layers, layers_without_rope=without)
 
     @property
     def layer_parameters(self) -> int:
@@ -156,11 +174,12 @@ def load_config(folder: Path) -> ModelConfig:
         num_key_value_heads=_kv_heads(config, family, heads),
         head_dim=head_dim,
         max_position_embeddings=positions,
-        rms_norm_eps=config.number("rms_norm_eps", default=1e-6),
-        rope_theta=rope.number("rope_theta", default=10000.0),
+        rms_norm_eps=config.number("rms_norm_eps", default=family.rms_norm_eps),
+        rope_theta=rope.number("rope_theta", default=family.rope_theta),
         rope_scaling=read_rule(rope, head_dim, positions),
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=family.tied),
         eos_token_ids=_eos_token_ids(config),
+        layers_without_rope=_layers_without_rope(config, family, layers),
         sliding_window=_window(config, family, layers),
         family=family,
         diffusion=read_diffusion(config, family.diffusion),
@@ -214,6 +233,24 @@ def _window(config: ConfigReader, family: ModelFamily, layers: int) -> int | Non
         return window
     first = config.positive_int("max_window_layers", default=family.window_layers, least=0)
     return window if "sliding_attention" in kinds or (not kinds and first < layers) else None
+
+
+def _layers_without_rope(config: ConfigReader, family: ModelFamily, layers: int) -> frozenset[int]:
+    """The layers that the entry `no_rope_layers` has 0 for, else those of the interval. Other families than
+    those with an interval are refused before, where an entry asks for such a layer."""
+    turned = config.items("no_rope_layers")
+    if turned:
+        if len(turned) < layers or any(isinstance(each, bool) or each not in (0, 1) for each in turned):
+            raise ConfigError(
+                f"{config.path}: no_rope_layers is {short(turned)}; it must be a list of {layers} numbers or "
+                "more, 1 for a layer with RoPE and 0 for one without: which layers turn their heads is not "
+                "known; fetch it again"
+            )
+        return frozenset(layer for layer in range(layers) if not turned[layer])
+    if not family.no_rope_interval:
+        return frozenset()
+    interval = config.positive_int("no_rope_layer_interval", default=family.no_rope_interval, most=MAX_LAYERS)
+    return family.default_layers_without_rope(layers, interval)
 
 
 def _rope(config: ConfigReader) -> ConfigReader:

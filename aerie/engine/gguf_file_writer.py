@@ -105,6 +105,14 @@ def _name(config: ModelConfig) -> str:
         raise CheckpointError(
             f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(ARCHITECTURES)} are"
         )
+    interval = config.family.no_rope_interval
+    if interval and config.layers_without_rope != frozenset(
+        range(interval - 1, config.num_hidden_layers, interval)
+    ):
+        raise CheckpointError(
+            f"layers {sorted(config.layers_without_rope)} of {config.num_hidden_layers} have no RoPE, and a "
+            f"GGUF file of the kind {kind} has none in every layer of {interval}: it would answer otherwise"
+        )
     return kind
 
 

@@ -143,7 +143,7 @@ def _buffers(plans: Sequence[ProgramPlan], config: ModelConfig, copies: int) -> 
         for layer in range(1 if plan.kind in WITHOUT_LAYERS else layers)
         if is_for_layer(config.weight_kinds, plan, layer)
     ]
-    return buffer_bytes(sets, SharedBufferNames(plans, layers), copies)
+    return buffer_bytes(sets, SharedBufferNames(plans, config.rope_of_layer), copies)
 
 
 def _without_cache(plan: ProgramPlan) -> ArgumentTable:

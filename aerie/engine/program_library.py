@@ -215,7 +215,7 @@ class ProgramLibrary:
     ) -> None:
         self.by_name: dict[str, Program] = {}
         self._without = without
-        self.buffer_names = SharedBufferNames((), 0)
+        self.buffer_names = SharedBufferNames((), config.rope_of_layer)
         self._config, self._options, self._report = config, options, report
         self.cache = self.open_cache(options.backend, Profiler())
         is_ahead = options.compile_ahead and COMPILE_AHEAD.get() == "1"
@@ -247,7 +247,7 @@ class ProgramLibrary:
         """Compile these programs. started: when building them started, for the reported time."""
         compile_into(self.cache, programs, self._report, time.perf_counter() - started)
         for program in programs:
-            self.buffer_names.add(program, self._config.num_hidden_layers)
+            self.buffer_names.add(program)
             self.by_name[program.name] = program
         return [*programs]
 

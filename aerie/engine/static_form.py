@@ -97,7 +97,12 @@ def _check_start(sizes: StaticSizes, start: int) -> None:
 
 
 def static_sizes(config: ModelConfig, layers: int, batch: int, block: int, max_len: int) -> StaticSizes:
-    """The sizes of a model's static form."""
+    """The sizes of a model's static form. Raises UserError for a model that has none."""
+    if config.layers_without_rope:
+        raise UserError(
+            "this model has layers without RoPE, and the static form turns the heads of all layers by one "
+            "input: it cannot be exported; `aerie mlir` writes its other programs"
+        )
     heads, head_dim = config.num_key_value_heads, config.head_dim
     return StaticSizes(layers, batch, block, max_len, heads, head_dim)
 

@@ -84,7 +84,6 @@ REQUIRED_ENTRIES = (
     RequiredEntry(
         ("kv_lora_rank", "q_lora_rank"), (0,), "latent attention keeps no keys and values of heads"
     ),
-    RequiredEntry(("no_rope_layer_interval",), (0,), "every layer turns its heads"),
     RequiredEntry(("alibi", "use_alibi"), (False,), "positions are told by RoPE alone"),
     RequiredEntry(
         ("parallel_attn", "use_parallel_residual"),
@@ -123,7 +122,6 @@ OTHER_ARCHITECTURES = (
     ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),
     ("glm", "it turns neighbouring elements of a part of each head"),
     ("granite minicpm", "it multiplies embeddings, residuals and logits by factors"),
-    ("smollm3", "it has layers without RoPE"),
     ("ministral", "windows alternate with whole attention from layer to layer"),
     (
         "gpt opt bloom mpt falcon starcoder stablelm persimmon nemotron",
@@ -141,7 +139,7 @@ def check_supported(config: ConfigReader) -> ModelFamily:
     family = _family(config)
     for fact in (*_facts_of(family), *REQUIRED_ENTRIES):
         fact.check(config)
-    _check_layers(config)
+    _check_layers(config, family)
     read_settings(config)
     return family
 
@@ -164,6 +162,9 @@ def _facts_of(family: ModelFamily) -> Iterable[RequiredEntry]:
         "queries, keys and values" if family.qkv_bias else "none of its projections, and no launch adds one"
     )
     yield RequiredEntry(("attention_bias", "qkv_bias", "use_qkv_bias"), (family.qkv_bias,), bias)
+    if not family.no_rope_interval:
+        every = f"every layer of a {family.architecture} has RoPE"
+        yield RequiredEntry(("no_rope_layer_interval",), (0,), every)
     norm = f"{family.architecture} has {'norms' if family.qk_norm else 'no norms'} of queries and keys"
     yield RequiredEntry(
         ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"), (family.qk_norm,), norm
@@ -215,8 +216,9 @@ def _same(actual: Any, value: Any) -> bool:
     return isinstance(actual, bool) == isinstance(value, bool) and bool(actual == value)
 
 
-def _check_layers(config: ConfigReader) -> None:
-    """Every layer turns its heads, and attends to all positions of the context."""
+def _check_layers(config: ConfigReader, family: ModelFamily) -> None:
+    """Every layer attends to all positions of the context, and turns its heads, where the family has no
+    layers without RoPE."""
     other = [kind for kind in config.items("layer_types") if kind not in WINDOW_ENTRIES]
     if other:
         raise ConfigError(
@@ -224,8 +226,8 @@ def _check_layers(config: ConfigReader) -> None:
             f"{' and '.join(map(repr, WINDOW_ENTRIES))} are supported"
         )
     turned = config.items("no_rope_layers")  # 1 for a layer with RoPE, as SmolLM3 and Llama 4 have it
-    if not all(turned):
+    if not all(turned) and not family.no_rope_interval:
         raise ConfigError(
-            f"{config.path}: no_rope_layers is {short(turned)}; only models with RoPE in every layer are "
-            "supported"
+            f"{config.path}: no_rope_layers is {short(turned)}; every layer of a "
+            f"{family.architecture} has RoPE"
         )

@@ -46,6 +46,7 @@ def _shape(
         eos_token_ids=end_ids(vocab_size),
         family=FAMILIES[family],
         diffusion=_diffusion(FAMILIES[family], vocab_size),
+        layers_without_rope=FAMILIES[family].default_layers_without_rope(layers),
     )
 
 
@@ -57,7 +58,9 @@ def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
     """The same sizes in this model family."""
     if family is config.family:
         return config
-    return replace(config, family=family, diffusion=_diffusion(family, config.vocab_size))
+    without = family.default_layers_without_rope(config.num_hidden_layers)
+    diffusion = _diffusion(family, config.vocab_size)
+    return replace(config, family=family, diffusion=diffusion, layers_without_rope=without)
 
 
 def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
@@ -77,6 +80,7 @@ SHAPES = {
     "qwen2.5-0.5b": _shape("qwen2", (151936, 896, 4864, 24), (14, 2, 64), 32768, 1e6, 1e-6),
     "qwen3-0.6b": _shape("qwen3", (151936, 1024, 3072, 28), (16, 8, 128), 40960, 1e6, 1e-6),
     "qwen3-1.7b": _shape("qwen3", (151936, 2048, 6144, 28), (16, 8, 128), 40960, 1e6, 1e-6),
+    "smollm3-3b": _shape("smollm3", (128256, 2048, 11008, 36), (16, 4, 128), 65536, 5e6, 1e-6),
     "sdar-4b": _shape("sdar", (151936, 2560, 9728, 36), (32, 8, 128), 32768, 1e6, 1e-6, tied=False),
     "tiny": _shape(
         "llama", (1024, 256, 512, 2), (4, 2, 64), 512, 5e5, rule=Llama3Scaling(32.0, 1.0, 4.0, 128)
@@ -161,6 +165,8 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
+        **({"no_rope_layers": _has_rope(config)} if family.no_rope_interval else {}),
+        "pad_token_id": None,  # some families' default is a token that a small vocabulary has not
         "rms_norm_eps": config.rms_norm_eps,
         "rope_scaling": rule_entries(config.rope_scaling) if config.rope_scaling else None,
         "rope_theta": config.rope_theta,
@@ -172,6 +178,11 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }
+
+
+def _has_rope(config: ModelConfig) -> list[int]:
+    """1 for each layer with RoPE, 0 for one without."""
+    return [int(layer not in config.layers_without_rope) for layer in range(config.num_hidden_layers)]
 
 
 def generation_json(config: ModelConfig) -> dict[str, Any]:

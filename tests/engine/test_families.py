@@ -42,6 +42,7 @@ FAMILY_ROWS = {
     "mistral": {"family": "Mistral", "sliding_window": 64},
     "qwen2": {"family": "Qwen2"},
     "qwen3": {"family": "Qwen3"},
+    "smollm3": {"family": "SmolLM3", "no_rope_layer_interval": 2, "pad_token_id": 0},
     "sdar": {"family": "Qwen3", "entries": published("sdar", "SDARForCausalLM")},
 }
 """By model_type: how transformers' classes begin, and what this family's config has besides. entries: what
@@ -133,6 +134,8 @@ def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    turned = getattr(theirs, "no_rope_layers", None) or [1] * theirs.num_hidden_layers
+    assert ours.layers_without_rope == {layer for layer, each in enumerate(turned) if not each}
     assert hasattr(transformers, ours.architecture)
 
 
@@ -246,7 +249,6 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("cohere", "side by side, after a LayerNorm"),
         ("granite", "multiplies embeddings, residuals and logits"),
         ("glm4", "turns neighbouring elements"),
-        ("smollm3", "layers without RoPE"),
         ("ministral", "windows alternate"),
         ("gpt2", "LayerNorm, learned positions"),
         ("llada", "fills the whole text in at once"),
@@ -289,6 +291,45 @@ def test_fused_biases_are_read(make_checkpoint, tmp_path):
     save_file(tensors, path, {"format": "pt"})
     for name, tensor in Weights(folder, config).layer(0).items():
         np.testing.assert_array_equal(tensor.read(), plain[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("entries", "without"),
+    [
+        ({}, {3, 7}),
+        ({"no_rope_layer_interval": 3}, {2, 5}),
+        ({"no_rope_layers": [1, 0, 1, 1, 0, 1, 1, 1]}, {1, 4}),
+        ({"no_rope_layers": [0] * 9, "no_rope_layer_interval": 3}, set(range(8))),
+    ],
+)
+def test_layers_without_rope(entries, without, qwen):
+    import transformers
+
+    config = qwen("smollm3", num_hidden_layers=8, **entries)
+    theirs = transformers.SmolLM3Config(**MINIMAL | {"num_hidden_layers": 8}, **entries)
+    assert config.layers_without_rope == without
+    assert without == {layer for layer in range(8) if not theirs.no_rope_layers[layer]}
+    few = config.with_layers(1)
+    assert (few.num_hidden_layers, few.rope_of_layer) == (1, (1,))
+    more = config.with_layers(16).rope_of_layer
+    assert more[:8] == config.rope_of_layer
+    assert more[8:] == (0, 0, 0, 1) * 2
+
+
+@pytest.mark.parametrize("turned", [[1], [1, 2], [True, True], ["1", "0"]])
+def test_a_list_that_does_not_say_which_layers_turn(turned, qwen):
+    with pytest.raises(
+        ConfigError, match=r"no_rope_layers is .*it must be a list of 2 numbers or more, 1 for"
+    ):
+        qwen("smollm3", no_rope_layers=turned)
+
+
+@pytest.mark.parametrize("entry", [{"no_rope_layers": [1, 0]}, {"no_rope_layer_interval": 4}])
+def test_a_llama_without_rope_in_a_layer_is_refused(entry, qwen):
+    with pytest.raises(
+        ConfigError, match=f"{next(iter(entry))} is .*every layer of a LlamaForCausalLM has RoPE"
+    ):
+        qwen("llama", **entry)
 
 
 def test_large_weights_of_key_norms(make_checkpoint, tmp_path, numpy_model, against):

@@ -33,6 +33,7 @@ SOURCES = {
     "mistral": {"family": "Mistral", "sliding_window": None, "rope_parameters": PLAIN},
     "qwen2": {"family": "Qwen2", "rope_parameters": PLAIN},
     "qwen3": {"family": "Qwen3", "rope_parameters": PLAIN, "head_dim": 96, "rms_norm_eps": 1e-6},
+    "smollm3": {"family": "SmolLM3", "rope_parameters": PLAIN, "num_hidden_layers": 4, "pad_token_id": 0},
 }
 
 
