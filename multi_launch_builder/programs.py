@@ -211,7 +211,7 @@ def plan_after_attention(kind: str, shape: ModelShape, rows: int | None, name: s
         *_ffn_arguments(shape, rows, Role.INTERMEDIATE),
         ("x_next", _activation(rows, emb), Role.OUTPUT),
     )
-    narrow = {"rows": rows, "cols": emb}
+    narrow = {"rows": rows, "cols": emb, **shape.residual_parameters}
     steps = (
         _output_projection(shape, rows),
         LaunchPlan("attn_add", "eltwise_add", narrow, {"a": "x", "b": "proj", "out": "res1"}),
@@ -298,6 +298,7 @@ def _attention(name: str, shape: ModelShape, rows: int) -> ProgramPlan:
         "n_heads": shape.n_heads,
         "n_kv_heads": shape.n_kv_heads,
         "head_dim": shape.head_dim,
+        **shape.attention_parameters,
     }
     wiring = {"q": "q_roped", "k": "k_roped", "v": "v", "out": "attn_out"}
     step = LaunchPlan("flash_attention", "flash_attention", parameters, wiring)

@@ -25,6 +25,10 @@ SOURCE_KEYS = {
     "attention.value_length": "head_dim",
     "rope.dimension_count": "head_dim",
     "vocab_size": "vocab_size",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
 }
 """Keys of an architecture by the entries of config.json that they are made of."""
 

@@ -16,7 +16,7 @@ from aerie.engine.numerics import F32Array
 from aerie.engine.weights import EMBED, LM_HEAD
 from aerie.verify.blocks_reference import PLAIN, DeviceKind
 
-PERMUTED = ("llama", "smollm3")
+PERMUTED = ("llama", "smollm3", "granite")
 """Architectures whose files have queries and keys in the order of llama.cpp's converter."""
 LAYERS = "model.layers."
 

@@ -95,7 +95,7 @@ def _same(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: 
 
 def _sum(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
     first, second = values.values()
-    return first + second
+    return first + second * getattr(layer, "residual_multiplier", 1)
 
 
 def _rotate(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
@@ -221,8 +221,24 @@ HEAD_STEPS = (
 """The steps after the layers, for the last position only. Our values are the input and output of
 lm_head_gemv.
 """
+DIVIDED_LOGITS = LayerStep(
+    "divided_logits", "the logits divided by a factor of the model",
+    lambda _, model, values: values["logits"] / model.config.logits_scaling,
+    ("logits",), module_hook=("", "out"),
+)  # fmt: skip
+"""The last step of a model that has such a factor."""
 
-MEANINGS = {step.name: step.meaning for step in (_INPUT, *KNOWN.values(), *_CACHED, _ATTENTION, *HEAD_STEPS)}
+
+def head_steps(model: Any) -> tuple[LayerStep, ...]:
+    """The steps after the layers of transformers' `model`, a ...ForCausalLM."""
+    is_divided = getattr(model.config, "logits_scaling", 1) != 1
+    return (*HEAD_STEPS, DIVIDED_LOGITS) if is_divided else HEAD_STEPS
+
+
+MEANINGS = {
+    step.name: step.meaning
+    for step in (_INPUT, *KNOWN.values(), *_CACHED, _ATTENTION, *HEAD_STEPS, DIVIDED_LOGITS)
+}
 
 
 @cache

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from aerie.engine.config_file import read_config, read_generation
 from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
-from aerie.engine.model_family import DiffusionConfig, ModelFamily
+from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.rope import RopeScaling, read_rule
 from aerie.engine.unsupported_models import check_sizes, check_supported
 from aerie.multi_launch_builder import ModelShape
@@ -45,7 +47,8 @@ class ModelConfig:
     """Hyperparameters under their Hugging Face names.
 
     eos_token_ids: all ids that end an answer, in the checkpoint's order; may be empty. rope_scaling: None for
-    plain RoPE. layers_without_rope: by number, from 0 on. sliding_window: number of positions that a
+    plain RoPE. layers_without_rope: by number, from 0 on. multipliers: `attention` is None where it is
+    1 / sqrt(head_dim) anyway. sliding_window: number of positions that a
     token attends to in some layer, its own included; None means all. diffusion: None for an
     autoregressive model. draft_mask_id: the token in place of each further draft, of a model that drafts
     several in one pass. weight_kinds: of its matrices on the device.
@@ -65,6 +68,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     layers_without_rope: frozenset[int] = frozenset()
+    multipliers: Multipliers = field(default_factory=Multipliers)
     sliding_window: int | None = None
     family: ModelFamily = FAMILIES["llama"]
     diffusion: DiffusionConfig | None = None
@@ -118,6 +122,8 @@ class ModelConfig:
             rms_norm_eps=self.rms_norm_eps,
             qkv_bias=self.family.qkv_bias,
             qk_norm=self.family.qk_norm,
+            attention_scale=self.multipliers.attention,
+            residual_scale=self.multipliers.residual,
         )
 
     def with_layers(self, layers: int) -> ModelConfig:
@@ -163,7 +169,7 @@ def load_config(folder: Path) -> ModelConfig:
     positions = config.positive_int(
         "max_position_embeddings", default=family.default_positions, most=MAX_POSITIONS
     )
-    check_sizes(config, head_dim, positions)
+    check_sizes(config, family, head_dim, positions)
     rope = _rope(config)
     return ModelConfig(
         vocab_size=config.positive_int("vocab_size", most=MAX_TOKENS),
@@ -180,6 +186,7 @@ def load_config(folder: Path) -> ModelConfig:
         tie_word_embeddings=config.flag("tie_word_embeddings", default=family.tied),
         eos_token_ids=_eos_token_ids(config),
         layers_without_rope=_layers_without_rope(config, family, layers),
+        multipliers=_multipliers(config, family, head_dim),
         sliding_window=_window(config, family, layers),
         family=family,
         diffusion=read_diffusion(config, family.diffusion),
@@ -251,6 +258,24 @@ def _layers_without_rope(config: ConfigReader, family: ModelFamily, layers: int)
         return frozenset()
     interval = config.positive_int("no_rope_layer_interval", default=family.no_rope_interval, most=MAX_LAYERS)
     return family.default_layers_without_rope(layers, interval)
+
+
+def _multipliers(config: ConfigReader, family: ModelFamily, head_dim: int) -> Multipliers:
+    """In float32, as they are computed with and as GGUF files have them. A family without them is refused
+    before, where an entry has one."""
+    if not family.has_multipliers:
+        return Multipliers()
+
+    def factor(name: str) -> float:
+        return float(np.float32(config.number(name, default=1.0)))
+
+    attention = factor("attention_multiplier")
+    return Multipliers(
+        embedding=factor("embedding_multiplier"),
+        attention=None if attention == np.float32(head_dim**-0.5) else attention,
+        residual=factor("residual_multiplier"),
+        logits_divisor=factor("logits_scaling"),
+    )
 
 
 def _rope(config: ConfigReader) -> ConfigReader:

@@ -153,7 +153,8 @@ class LayerCalls:
 
     def _sum(self, residual: BF16Array, partial_sum: BF16Array) -> BF16Array:
         out = np.empty_like(residual)
-        work = partial(all_reduce_sum, self._model.group, residual, partial_sum, out)
+        scale = self._model.config.multipliers.residual
+        work = partial(all_reduce_sum, self._model.group, residual, partial_sum, out, scale)
         self._calls.host("sum over devices", HostWork(work))
         return out
 
@@ -278,7 +279,8 @@ class TokenPass:
         self._x = np.empty(config.hidden_size, bf16)
         self._rope_rows = [np.empty(table.shape[1:], bf16) for table in model.rope.tables]
         width = config.num_attention_heads * config.head_dim
-        self._attention = CacheAttention(pool.layers, width, visible, pool.keys_before_rope)
+        scale = config.multipliers.attention
+        self._attention = CacheAttention(pool.layers, width, visible, pool.keys_before_rope, scale)
         self._recording = model.runner.record()
         if self._recording:
             self._recorded = self._layers(self._recording)

@@ -145,6 +145,7 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": float(config.rope_theta),
         **_scaling(config),
+        **_factors(config),
         **({"attention.sliding_window": config.sliding_window} if config.sliding_window else {}),
     }
     about = {
@@ -165,6 +166,19 @@ def _scaling(config: ModelConfig) -> dict[str, Any]:
     if isinstance(rule, LinearScaling):
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(rule.factor)}
     raise CheckpointError(f"the RoPE rule {rule.name} is not written as GGUF; linear and llama3 are")
+
+
+def _factors(config: ModelConfig) -> dict[str, float]:
+    """The keys of a family with factors."""
+    factors = config.multipliers
+    if not config.family.has_multipliers:
+        return {}
+    return {
+        "attention.scale": factors.attention or config.head_dim**-0.5,
+        "embedding_scale": factors.embedding,
+        "residual_scale": factors.residual,
+        "logit_scale": factors.logits_divisor,
+    }
 
 
 def _divisors(config: ModelConfig) -> dict[str, F32Array]:

@@ -74,6 +74,17 @@ class FamilyDiffusion:
 
 
 @dataclass(frozen=True)
+class Multipliers:
+    """Factors of a model: of the embeddings, of scores (None: 1 / sqrt(head_dim)), of what is added to the
+    residual, and what logits are divided by."""
+
+    embedding: float = 1.0
+    attention: float | None = None
+    residual: float = 1.0
+    logits_divisor: float = 1.0
+
+
+@dataclass(frozen=True)
 class ModelFamily:
     """A family, and transformers' defaults for entries that its config.json may lack.
 
@@ -84,7 +95,8 @@ class ModelFamily:
     RoPE's base. no_rope_interval: every layer whose number, from 1 on, is a multiple of it has no RoPE, where
     `no_rope_layers` does not say which; 0 means that all layers have it. window_is_optional: the window
     applies only if `use_sliding_window` is true, and in the layers that `layer_types` or `max_window_layers`
-    name. tensors: of a layer, as LAYER_TENSORS. diffusion: for a family of block diffusion. published_sizes:
+    name. has_multipliers: whether config.json has the four factors of Multipliers, each 1 where it does not
+    say. tensors: of a layer, as LAYER_TENSORS. diffusion: for a family of block diffusion. published_sizes:
     for messages.
     """
 
@@ -101,6 +113,7 @@ class ModelFamily:
     sliding_window: int | None = None
     window_is_optional: bool = False
     window_layers: int = 0
+    has_multipliers: bool = False
     tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
     diffusion: FamilyDiffusion | None = None
     published_sizes: str = ""

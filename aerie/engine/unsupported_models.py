@@ -47,6 +47,7 @@ class RequiredEntry:
         return f"only {name} {self.values[0]!r} is supported"
 
 
+FACTOR = "no launch multiplies by a factor of the model"
 REQUIRED_ENTRIES = (
     RequiredEntry(("mlp_bias", "use_bias", "bias"), (False,), "no launch adds a bias there"),
     RequiredEntry(
@@ -69,13 +70,14 @@ REQUIRED_ENTRIES = (
     ),
     RequiredEntry(
         (
-            *("embedding_multiplier", "residual_multiplier", "lm_head_multiplier"),
-            *("logits_scaling", "logit_scale", "scale_emb"),
+            "lm_head_multiplier",
+            "logit_scale",
+            "scale_emb",
         ),
         (1.0,),
-        "no launch multiplies by a factor of the model",
+        FACTOR,
     ),
-    RequiredEntry(("scale_depth", "dim_model_base"), (), "no launch multiplies by a factor of the model"),
+    RequiredEntry(("scale_depth", "dim_model_base"), (), FACTOR),
     RequiredEntry(
         ("num_local_experts", "num_experts", "n_routed_experts"),
         (0,),
@@ -107,6 +109,7 @@ REQUIRED_ENTRIES = (
 OTHER_ARCHITECTURES = (
     ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
     ("bert electra xlm", "it makes vectors of texts, and no answers"),
+    ("granitemoehybrid", "its FFN has the names of experts, and some of its layers keep a state"),
     (
         "moe mixtral dbrx deepseek gptoss llama4 minimax",
         "it is a mixture of experts, in which each token takes weights of its own",
@@ -121,7 +124,7 @@ OTHER_ARCHITECTURES = (
     ("olmo exaone4", "its norms stand after attention and FFN, or have no weights"),
     ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),
     ("glm", "it turns neighbouring elements of a part of each head"),
-    ("granite minicpm", "it multiplies embeddings, residuals and logits by factors"),
+    ("minicpm", "it multiplies embeddings, residuals and logits by factors"),
     ("ministral", "windows alternate with whole attention from layer to layer"),
     (
         "gpt opt bloom mpt falcon starcoder stablelm persimmon nemotron",
@@ -144,7 +147,7 @@ def check_supported(config: ConfigReader) -> ModelFamily:
     return family
 
 
-def check_sizes(config: ConfigReader, head_dim: int, positions: int) -> None:
+def check_sizes(config: ConfigReader, family: ModelFamily, head_dim: int, positions: int) -> None:
     """As check_supported, for what changes nothing at the model's own sizes: how much of a head RoPE turns,
     what scores are multiplied with, and attention in chunks as long as the context."""
     chunk = config.positive_int("attention_chunk_size", default=0, least=0)
@@ -153,7 +156,8 @@ def check_sizes(config: ConfigReader, head_dim: int, positions: int) -> None:
     RequiredEntry(("rotary_dim",), (head_dim,), "only whole heads are turned").check(config)
     scores = "scores are divided by the root of head_dim"
     RequiredEntry(("query_pre_attn_scalar",), (head_dim,), scores).check(config)
-    RequiredEntry(("attention_multiplier",), (head_dim**-0.5,), scores).check(config)
+    if not family.has_multipliers:
+        RequiredEntry(("attention_multiplier",), (head_dim**-0.5,), scores).check(config)
 
 
 def _facts_of(family: ModelFamily) -> Iterable[RequiredEntry]:
@@ -165,6 +169,9 @@ def _facts_of(family: ModelFamily) -> Iterable[RequiredEntry]:
     if not family.no_rope_interval:
         every = f"every layer of a {family.architecture} has RoPE"
         yield RequiredEntry(("no_rope_layer_interval",), (0,), every)
+    if not family.has_multipliers:
+        factors = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+        yield RequiredEntry(factors, (1.0,), FACTOR)
     norm = f"{family.architecture} has {'norms' if family.qk_norm else 'no norms'} of queries and keys"
     yield RequiredEntry(
         ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"), (family.qk_norm,), norm

@@ -131,8 +131,8 @@ class Weights:
 
     @property
     def embed_table(self) -> Rows:
-        """Token embeddings, (vocab_size, hidden_size)."""
-        return Rows(self._tensors[EMBED])
+        """Token embeddings, (vocab_size, hidden_size), as they go into the first layer."""
+        return Rows(self._tensors[EMBED], self._config.multipliers.embedding)
 
     @property
     def final_norm(self) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.families import FAMILIES
-from aerie.engine.model_family import DiffusionConfig, ModelFamily
+from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.rope import Llama3Scaling, RopeScaling, rule_entries
 from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids, mask_id
@@ -26,6 +26,7 @@ def _shape(
     rms_norm_eps: float = 1e-5,
     rule: RopeScaling | None = None,
     tied: bool = True,
+    multipliers: Multipliers | None = None,
 ) -> ModelConfig:
     """sizes: vocabulary, hidden size, FFN size, layers. heads: query heads, key/value heads, head_dim."""
     vocab_size, hidden_size, intermediate_size, layers = sizes
@@ -47,6 +48,7 @@ def _shape(
         family=FAMILIES[family],
         diffusion=_diffusion(FAMILIES[family], vocab_size),
         layers_without_rope=FAMILIES[family].default_layers_without_rope(layers),
+        multipliers=multipliers or Multipliers(),
     )
 
 
@@ -60,7 +62,10 @@ def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
         return config
     without = family.default_layers_without_rope(config.num_hidden_layers)
     diffusion = _diffusion(family, config.vocab_size)
-    return replace(config, family=family, diffusion=diffusion, layers_without_rope=without)
+    factors = config.multipliers if family.has_multipliers else Multipliers()
+    return replace(
+        config, family=family, diffusion=diffusion, layers_without_rope=without, multipliers=factors
+    )
 
 
 def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
@@ -69,6 +74,7 @@ def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
     return replace(config, vocab_size=vocab_size, eos_token_ids=end_ids(vocab_size), diffusion=diffusion)
 
 
+GRANITE_2B = Multipliers(embedding=12.0, attention=0.015625, residual=0.22, logits_divisor=8.0)
 LLAMA_3_2 = Llama3Scaling(32.0, 1.0, 4.0, 8192)
 
 SHAPES = {
@@ -80,6 +86,9 @@ SHAPES = {
     "qwen2.5-0.5b": _shape("qwen2", (151936, 896, 4864, 24), (14, 2, 64), 32768, 1e6, 1e-6),
     "qwen3-0.6b": _shape("qwen3", (151936, 1024, 3072, 28), (16, 8, 128), 40960, 1e6, 1e-6),
     "qwen3-1.7b": _shape("qwen3", (151936, 2048, 6144, 28), (16, 8, 128), 40960, 1e6, 1e-6),
+    "granite-3.0-2b": _shape(
+        "granite", (49155, 2048, 8192, 40), (32, 8, 64), 4096, 1e4, multipliers=GRANITE_2B
+    ),
     "smollm3-3b": _shape("smollm3", (128256, 2048, 11008, 36), (16, 4, 128), 65536, 5e6, 1e-6),
     "sdar-4b": _shape("sdar", (151936, 2560, 9728, 36), (32, 8, 128), 32768, 1e6, 1e-6, tied=False),
     "tiny": _shape(
@@ -162,6 +171,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "mlp_bias": False,
         "model_type": family.model_type,
+        **(_multipliers(config) if family.has_multipliers else {}),
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
@@ -177,6 +187,17 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "transformers_version": "4.45.0.dev0",
         "use_cache": True,
         "vocab_size": config.vocab_size,
+    }
+
+
+def _multipliers(config: ModelConfig) -> dict[str, float]:
+    """The entries of a family with factors."""
+    factors = config.multipliers
+    return {
+        "attention_multiplier": factors.attention or config.head_dim**-0.5,
+        "embedding_multiplier": factors.embedding,
+        "logits_scaling": factors.logits_divisor,
+        "residual_multiplier": factors.residual,
     }
 
 

@@ -20,6 +20,7 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.errors import ConfigError, WeightsError
 from aerie.engine.families import FAMILIES, SOME_THAT_RUN
+from aerie.engine.model_family import Multipliers
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
@@ -37,6 +38,13 @@ FAMILY_ROWS = {
     "Fast_dLLM_Qwen": {
         "family": "Qwen2",
         "entries": published("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"),
+    },
+    "granite": {
+        "family": "Granite",
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.09,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 1.7,
     },
     "llama": {"family": "Llama"},
     "mistral": {"family": "Mistral", "sliding_window": 64},
@@ -134,6 +142,8 @@ def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    if ours.family.has_multipliers:
+        assert ours.multipliers == Multipliers(attention=theirs.attention_multiplier)
     turned = getattr(theirs, "no_rope_layers", None) or [1] * theirs.num_hidden_layers
     assert ours.layers_without_rope == {layer for layer, each in enumerate(turned) if not each}
     assert hasattr(transformers, ours.architecture)
@@ -247,7 +257,9 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("qwen3_next", "keep a state instead of keys and values"),
         ("olmo2", "its norms stand after attention"),
         ("cohere", "side by side, after a LayerNorm"),
-        ("granite", "multiplies embeddings, residuals and logits"),
+        ("granitemoe", "mixture of experts"),
+        ("granitemoehybrid", "some of its layers keep a state"),
+        ("minicpm", "multiplies embeddings, residuals and logits"),
         ("glm4", "turns neighbouring elements"),
         ("ministral", "windows alternate"),
         ("gpt2", "LayerNorm, learned positions"),

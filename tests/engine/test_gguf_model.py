@@ -28,6 +28,14 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 SOURCES = {
     "llama": {},
+    "granite": {
+        "family": "Granite",
+        "rope_parameters": PLAIN,
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.0625,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+    },
     "llama, untied, plain": {"tie_word_embeddings": False, "rope_parameters": PLAIN},
     "llama, linear": {"rope_parameters": LINEAR, "num_key_value_heads": 4},
     "mistral": {"family": "Mistral", "sliding_window": None, "rope_parameters": PLAIN},

@@ -21,15 +21,16 @@ from aerie.verify.schedule_identity import (
     Schedule,
     schedule_identities,
 )
+from tests.verify.family_faults import FAMILY_CHANGES
 from tests.verify.faults import Giving
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 
 
-@pytest.mark.parametrize("family", ["qwen3", "smollm3"])
+@pytest.mark.parametrize("family", ["qwen3", "smollm3", "granite"])
 def test_every_schedule_has_the_same_bits_in_another_family(family, demo_checkpoint):
     """And each was gone, or it would say so."""
-    config = in_family(demo_checkpoint.config, FAMILIES[family])
+    config = replace(in_family(demo_checkpoint.config, FAMILIES[family]), **FAMILY_CHANGES.get(family, {}))
     with random_checkpoint(with_longer_context(random_model_config(config)), Reporter()) as checkpoint:
         found = list(schedule_identities(family, checkpoint, OPTIONS, open_quietly))
     assert [one.name for one in found] == [

@@ -1,6 +1,9 @@
 """A small random model of every family that has faults of its own: healthy it passes, and the gate finds each
 fault where it is."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from aerie.engine.families import FAMILIES
@@ -10,7 +13,7 @@ from aerie.verify.gate_prompts import full_prompt
 from aerie.verify.layer_check import try_layers
 from aerie.verify.random_model import random_checkpoint, random_model_config
 from aerie.verify.reference import Reference
-from tests.verify.family_faults import FAMILY_FAULTS
+from tests.verify.family_faults import FAMILY_CHANGES, FAMILY_FAULTS
 from tests.verify.faults import Healthy
 
 SEQ_LEN = 64
@@ -24,10 +27,12 @@ def models(demo_checkpoint, open_session):
     def make(family):
         if family not in opened:
             config = random_model_config(in_family(demo_checkpoint.config, FAMILIES[family]))
+            config = replace(config, **FAMILY_CHANGES.get(family, {}))
             contexts.append(random_checkpoint(config, Reporter()))
             checkpoint = contexts[-1].__enter__()
             session = open_session(checkpoint, SEQ_LEN)
-            opened[family] = Healthy(session, checkpoint, None), Reference.open(checkpoint.folder)
+            rebuild = partial(open_session, checkpoint, SEQ_LEN)
+            opened[family] = Healthy(session, checkpoint, rebuild), Reference.open(checkpoint.folder)
         return opened[family]
 
     yield make

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from aerie.engine.errors import ConfigError
+from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.architectures import ARCHITECTURES
 from aerie.engine.gguf.container import short
 from aerie.engine.gguf.model_files import GGUFModel
@@ -131,7 +132,15 @@ def config_entries(model: GGUFModel) -> dict[str, Any]:
         **_rotation(keys, head_dim),
         **_window(keys),
         **_other_models(keys),
+        **_attention_scale(keys, architecture, head_dim),
     }
+
+
+def _attention_scale(keys: MetadataReader, architecture: str, head_dim: int) -> dict[str, float]:
+    """What scores are multiplied with, of a family with such a factor: llama.cpp has another default than
+    transformers."""
+    has_factor = FAMILIES[architecture].has_multipliers and not keys.get("attention.scale")
+    return {"attention_multiplier": head_dim**-0.5} if has_factor else {}
 
 
 def _supported(model: GGUFModel) -> str:
