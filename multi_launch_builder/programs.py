@@ -120,7 +120,7 @@ def plan_before_attention(
         ("attn_norm", (emb,), Role.WEIGHT),
         ("normed", _activation(rows, emb), Role.INTERMEDIATE),
         *(row for each in projections for row in each.arguments),
-        (lut, _activation(rows, shape.head_dim), lut_role),
+        (lut, _activation(rows, shape.rope_width), lut_role),
         *((f"{each.of}_roped", each.activation, Role.OUTPUT) for each in rotated),
     )
     steps = (
@@ -195,6 +195,7 @@ class _Projection:
 
     def rope(self, lut: str) -> LaunchPlan:
         parameters = {"rows": self.rows, "head_dim": self.shape.head_dim, "n_heads": self.heads}
+        parameters |= self.shape.rope_parameters
         read = f"{self.of}_normed" if self.has_norm else self.of
         return LaunchPlan(
             f"{self.of}_rope", "rope", parameters, {"x": read, "lut": lut, "out": f"{self.of}_roped"}

@@ -41,7 +41,8 @@ class ModelShape:
 
     qkv_bias: queries, keys and values have biases (Qwen2). qk_norm: each head of queries and keys goes
     through an RMSNorm with weights of its own (D), before RoPE (Qwen3). attention_scale: what scores are
-    multiplied with; None means 1 / sqrt(D). residual_scale: what is multiplied with it before it is added to
+    multiplied with; None means 1 / sqrt(D). rotary_dim: the first elements of a head, which RoPE turns; None
+    means D. residual_scale: what is multiplied with it before it is added to
     the residual (Granite).
     """
 
@@ -56,6 +57,17 @@ class ModelShape:
     qk_norm: bool = False
     attention_scale: float | None = None
     residual_scale: float = 1.0
+    rotary_dim: int | None = None
+
+    @property
+    def rope_width(self) -> int:
+        """Elements of a row of RoPE's table."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def rope_parameters(self) -> dict[str, int]:
+        """What the RoPE kernels are given besides sizes."""
+        return {} if self.rope_width == self.head_dim else {"rotary_dim": self.rope_width}
 
     @property
     def attention_parameters(self) -> dict[str, float]:

@@ -104,7 +104,11 @@ class Source:
         """Metadata, but for the architecture's name."""
         of_model = {ours: self.config.get(theirs) for ours, theirs in SOURCE_KEYS.items()}
         of_model |= dict.fromkeys(("attention.key_length", "attention.value_length"), self.head_dim)
-        of_model["rope.dimension_count"] = self.head_dim
+        of_model["rope.dimension_count"] = int(self.head_dim * self.rope.get("partial_rotary_factor", 1))
+        if self.rope["rope_type"] == "longrope":
+            original = self.rope["original_max_position_embeddings"]
+            of_model["rope.scaling.original_context_length"] = original
+            of_model["rope.scaling.attn_factor"] = self.rope["attention_factor"]
         of_model["attention.layer_norm_rms_epsilon"] = float(self.config["rms_norm_eps"])
         of_model["rope.freq_base"] = float(self.rope["rope_theta"])
         if self.rope["rope_type"] in ("linear", "yarn"):
@@ -151,6 +155,8 @@ class Source:
             in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert in_file, name
             found[in_file] = values
+        for name in ("long", "short") if self.rope["rope_type"] == "longrope" else ():
+            found[f"rope_factors_{name}.weight"] = np.array(self.rope[f"{name}_factor"], np.float32)
         if self.rope["rope_type"] == "llama3":
             found["rope_freqs.weight"] = divisors(self.rope, self.head_dim)
         return found

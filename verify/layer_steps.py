@@ -17,6 +17,7 @@ from aerie.multi_launch_builder import ModelShape, round_up_seq_len
 from aerie.multi_launch_builder.program import LaunchPlan as Launch
 from aerie.multi_launch_builder.program import ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
+from aerie.verify.fused_modules import module_part, weight_of
 
 
 class Bench(Protocol):
@@ -84,7 +85,8 @@ def _module(path: str) -> Compute:
     """The module at `path` of the layer or model, applied to the step's one input."""
 
     def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-        return layer.get_submodule(path)(next(iter(values.values())))
+        module, columns = module_part(layer, path)
+        return module(next(iter(values.values())))[..., columns]
 
     return compute
 
@@ -107,14 +109,15 @@ def _attend(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _swiglu(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-    return layer.mlp.act_fn(values["gate"]) * values["up"]
+    activation = getattr(layer.mlp, "act_fn", None) or layer.mlp.activation_fn
+    return activation(values["gate"]) * values["up"]
 
 
 def _product_alone(path: str) -> Compute:
     """The matrix product of the module at `path`, without its bias."""
 
     def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-        return next(iter(values.values())) @ layer.get_submodule(path).weight.T
+        return next(iter(values.values())) @ weight_of(layer, path).T
 
     return compute
 

@@ -25,6 +25,7 @@ from aerie.engine.variant_set import ROWS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
+from aerie.verify.fused_modules import module_part
 from aerie.verify.layer_steps import AFTER, BEFORE, KEYS, VALUES, LayerStep, head_steps, layer_steps
 
 Positions = npt.NDArray[np.int64]
@@ -135,7 +136,8 @@ def _watch(stack: ExitStack, module: Any, step: LayerStep, keep: Callable[[Any],
     """Hook the step into transformers' layer or model until the stack is closed."""
     if step.module_hook:
         path, side = step.module_hook
-        stack.callback(_hook(module.get_submodule(path), side, keep))
+        found, columns = module_part(module, path)
+        stack.callback(_hook(found, side, lambda value: keep(value[..., columns])))
 
 
 def _keeper(captured: Captured, layer: int | None, step: str, positions: Positions) -> Callable[[Any], None]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from aerie.engine.numerics import F32Array
+from aerie.verify.fused_modules import weight_of
 from aerie.verify.layer_steps import LayerStep
 from aerie.verify.recorded_passes import Positions
 
@@ -115,7 +116,7 @@ class Bfp16StepReference(StepReference):
         import torch
 
         module = self.model if layer is None else self.model.model.layers[layer]
-        weight = module.get_submodule(step.product).weight
+        weight = weight_of(module, step.product)
         with torch.inference_mode():
             return as_array(matmul_bf16(torch.from_numpy(values[step.inputs[0]]), weight.float()))
 

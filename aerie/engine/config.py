@@ -14,7 +14,7 @@ from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
-from aerie.engine.rope import RopeScaling, read_rule
+from aerie.engine.rope import LongRopeScaling, RopeScaling, read_rule
 from aerie.engine.unsupported_models import check_sizes, check_supported
 from aerie.multi_launch_builder import ModelShape
 from aerie.multi_launch_builder.weight_kinds import WeightKinds
@@ -35,8 +35,8 @@ LIMITS = {
     "max_position_embeddings": "",
     "sliding_window": "as many as its sliding window holds; attention that forgets earlier ones is not "
     "supported",
-    "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; longer "
-    "texts would be turned by others, and keys in the cache with them",
+    "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; with a "
+    "larger --max-model-len all texts are turned by the other set",
     "--max-model-len": "as many as the flag allows",
 }
 """What may limit the context, mostly entries of config.json, and the reason."""
@@ -67,6 +67,7 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
+    partial_rotary_factor: float = 1.0
     layers_without_rope: frozenset[int] = frozenset()
     multipliers: Multipliers = field(default_factory=Multipliers)
     sliding_window: int | None = None
@@ -75,6 +76,14 @@ class ModelConfig:
     draft_mask_id: int | None = None
     weight_kinds: WeightKinds = field(default_factory=WeightKinds)
     max_positions: int | None = None
+
+    def with_max_positions(self, most: int | None) -> ModelConfig:
+        """The config of a session with at most so many positions. With more than longrope's original length
+        it turns all texts by the frequencies of long ones: keys in a cache are turned once."""
+        rule = self.rope_scaling
+        if isinstance(rule, LongRopeScaling) and most is not None:
+            rule = rule.for_length(most)
+        return replace(self, max_positions=most, rope_scaling=rule)
 
     @property
     def architecture(self) -> str:
@@ -105,6 +114,11 @@ class ModelConfig:
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that RoPE turns, its first ones."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
     def rope_of_layer(self) -> tuple[int, ...]:
         """Of each layer the number of its RoPE table: 0 with RoPE, 1 without."""
         return tuple(int(layer in self.layers_without_rope) for layer in range(self.num_hidden_layers))
@@ -124,6 +138,7 @@ class ModelConfig:
             qk_norm=self.family.qk_norm,
             attention_scale=self.multipliers.attention,
             residual_scale=self.multipliers.residual,
+            rotary_dim=None if self.partial_rotary_factor == 1 else self.rotary_dim,
         )
 
     def with_layers(self, layers: int) -> ModelConfig:
@@ -170,7 +185,10 @@ def load_config(folder: Path) -> ModelConfig:
         "max_position_embeddings", default=family.default_positions, most=MAX_POSITIONS
     )
     check_sizes(config, family, head_dim, positions)
-    rope = _rope(config)
+    rope, part = _rope(config), 1.0
+    if family.has_partial_rotary:
+        part = _rotary_part(config, rope, head_dim)
+        rope = ConfigReader(rope.path, {k: v for k, v in rope.entries.items() if k != ROTARY_PART})
     return ModelConfig(
         vocab_size=config.positive_int("vocab_size", most=MAX_TOKENS),
         hidden_size=hidden,
@@ -182,7 +200,8 @@ def load_config(folder: Path) -> ModelConfig:
         max_position_embeddings=positions,
         rms_norm_eps=config.number("rms_norm_eps", default=family.rms_norm_eps),
         rope_theta=rope.number("rope_theta", default=family.rope_theta),
-        rope_scaling=read_rule(rope, head_dim, positions),
+        rope_scaling=read_rule(rope, int(head_dim * part), positions),
+        partial_rotary_factor=part,
         tie_word_embeddings=config.flag("tie_word_embeddings", default=family.tied),
         eos_token_ids=_eos_token_ids(config),
         layers_without_rope=_layers_without_rope(config, family, layers),
@@ -258,6 +277,21 @@ def _layers_without_rope(config: ConfigReader, family: ModelFamily, layers: int)
         return frozenset()
     interval = config.positive_int("no_rope_layer_interval", default=family.no_rope_interval, most=MAX_LAYERS)
     return family.default_layers_without_rope(layers, interval)
+
+
+ROTARY_PART = "partial_rotary_factor"
+
+
+def _rotary_part(config: ConfigReader, rope: ConfigReader, head_dim: int) -> float:
+    """How much of a head RoPE turns."""
+    given = rope if ROTARY_PART in rope.entries else config
+    part = given.number(ROTARY_PART, default=1.0)
+    if part > 1 or int(head_dim * part) % 2 or int(head_dim * part) < 2:
+        raise ConfigError(
+            f"{config.path}: {ROTARY_PART} is {part:g} of a head of {head_dim}; RoPE turns pairs, so an even "
+            "number of its elements, at most all: fetch it again"
+        )
+    return part
 
 
 def _multipliers(config: ConfigReader, family: ModelFamily, head_dim: int) -> Multipliers:

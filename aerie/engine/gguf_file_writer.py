@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError, WeightsError
+from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_FREQS, Architecture
 from aerie.engine.gguf.block_types import READ, BlockType
 from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
@@ -101,9 +102,10 @@ def _name(config: ModelConfig) -> str:
     """GGUF's name of the architecture. Raises CheckpointError."""
     kind = {"MistralForCausalLM": "llama"}.get(config.architecture)
     kind = kind or config.architecture.removesuffix("ForCausalLM").lower()
-    if kind not in ARCHITECTURES or config.diffusion is not None:
+    written = [name for name, each in ARCHITECTURES.items() if not FAMILIES[each.model_type].is_fused]
+    if kind not in written or config.diffusion is not None:
         raise CheckpointError(
-            f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(ARCHITECTURES)} are"
+            f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(written)} are"
         )
     interval = config.family.no_rope_interval
     if interval and config.layers_without_rope != frozenset(
@@ -142,7 +144,7 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": config.rotary_dim,
         "rope.freq_base": float(config.rope_theta),
         **_scaling(config),
         **_factors(config),

@@ -130,7 +130,7 @@ def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices
         weights=buffers.weights + (devices - 1) * without_head.weights,
         activations=buffers.activations + (devices - 1) * without_head.activations,
         kv_cache=devices * layers * needs.positions * position_bytes,
-        rope_table=rope_rows * config.head_dim * bf16.itemsize,
+        rope_table=rope_rows * config.rotary_dim * bf16.itemsize,
         working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
     )
 

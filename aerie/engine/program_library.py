@@ -74,7 +74,7 @@ class RuntimeOptions:
 
     def limited(self, config: ModelConfig) -> ModelConfig:
         """The config of a model with at most `max_positions` positions."""
-        return replace(config, max_positions=self.max_positions)
+        return config.with_max_positions(self.max_positions)
 
     @property
     def world_size(self) -> int:
@@ -269,8 +269,8 @@ def compile_programs(
     report.note(options.backend.reason)
     if config.context < config.max_position_embeddings:
         report.note(
-            f"context: {config.context} of the model's {config.max_position_embeddings} positions, as many "
-            "as its sliding window holds; attention that forgets earlier ones is not supported"
+            f"context: {config.context} of the model's {config.max_position_embeddings} positions, "
+            f"{config.context_reason}"
         )
     if remark := prepare_native():
         report.note(remark)

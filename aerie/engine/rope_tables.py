@@ -16,13 +16,13 @@ from aerie.engine.rope import inverse_frequencies
 
 
 def rope_table(config: ModelConfig, positions: int) -> BF16Array:
-    """Row p holds the cosines of position p, then its sines: shape (positions, head_dim), bf16.
+    """Row p holds the cosines of position p, then its sines: shape (positions, rotary_dim), bf16.
 
     Angles are products in float32. This is the half-split convention of Hugging Face: pair i is elements i
-    and i + head_dim / 2.
+    and i + rotary_dim / 2.
     """
     rule = config.rope_scaling
-    frequencies = inverse_frequencies(config.head_dim, config.rope_theta, rule)
+    frequencies = inverse_frequencies(config.rotary_dim, config.rope_theta, rule)
     angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
     table: F32Array = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
     if rule:
@@ -32,7 +32,7 @@ def rope_table(config: ModelConfig, positions: int) -> BF16Array:
 
 @dataclass(frozen=True, eq=False)
 class RopeTables:
-    """The different tables of a model, each (positions, head_dim) bf16, and of each layer the number of its
+    """The different tables of a model, each (positions, rotary_dim) bf16, and of each layer the number of its
     own."""
 
     tables: tuple[BF16Array, ...]

@@ -56,11 +56,6 @@ REQUIRED_ENTRIES = (
         "the FFN's launch computes SwiGLU",
     ),
     RequiredEntry(
-        ("partial_rotary_factor", "rotary_pct", "rope_pct"),
-        (1.0,),
-        "only whole heads are turned, and this is a part of each",
-    ),
-    RequiredEntry(
         ("rope_interleaved", "rope_interleave", "rotary_interleaved"),
         (False,),
         "the two halves of a head are turned against each other, not neighbouring elements",
@@ -120,7 +115,11 @@ OTHER_ARCHITECTURES = (
         "it has layers that keep a state instead of keys and values",
     ),
     ("gemma", "its norms multiply by 1 + weight, and its layers have more of them and another activation"),
-    ("phi", "some of its sizes turn a part of each head alone, others add attention and FFN side by side"),
+    (
+        "phi3small phimoe phi4multimodal phi4mm",
+        "its layers are others than those of Phi-3 of the other sizes",
+    ),
+    ("phi", "it adds attention and FFN side by side, after a LayerNorm"),
     ("olmo exaone4", "its norms stand after attention and FFN, or have no weights"),
     ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),
     ("glm", "it turns neighbouring elements of a part of each head"),
@@ -169,6 +168,9 @@ def _facts_of(family: ModelFamily) -> Iterable[RequiredEntry]:
     if not family.no_rope_interval:
         every = f"every layer of a {family.architecture} has RoPE"
         yield RequiredEntry(("no_rope_layer_interval",), (0,), every)
+    if not family.has_partial_rotary:
+        part = f"a {family.architecture} turns whole heads, and this is a part of each"
+        yield RequiredEntry(("partial_rotary_factor", "rotary_pct", "rope_pct"), (1.0,), part)
     if not family.has_multipliers:
         factors = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
         yield RequiredEntry(factors, (1.0,), FACTOR)

@@ -37,10 +37,11 @@ def gemv(weight, x):
 
 def rope(x, lut, head_dim):
     """Rows of heads, each turned by the row's angles; the two halves of a head are the pair."""
-    heads = f32(x).reshape(*x.shape[:-1], -1, head_dim)
+    whole = f32(x).reshape(*x.shape[:-1], -1, head_dim)
+    heads, rest = whole[..., : lut.shape[-1]], whole[..., lut.shape[-1] :]
     cos, sin = np.split(f32(lut)[..., None, :], 2, axis=-1)
     first, second = np.split(heads, 2, axis=-1)
-    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
     return turned.reshape(x.shape).astype(bf16)
 
 

@@ -24,7 +24,7 @@ from aerie.engine.model_family import Multipliers
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
-from aerie.engine.weights import Weights, expected_shapes
+from aerie.engine.weights import Weights, stored_shapes
 from aerie.runtime import select_backend
 
 
@@ -48,6 +48,7 @@ FAMILY_ROWS = {
     },
     "llama": {"family": "Llama"},
     "mistral": {"family": "Mistral", "sliding_window": 64},
+    "phi3": {"family": "Phi3", "pad_token_id": 0},
     "qwen2": {"family": "Qwen2"},
     "qwen3": {"family": "Qwen3"},
     "smollm3": {"family": "SmolLM3", "no_rope_layer_interval": 2, "pad_token_id": 0},
@@ -81,7 +82,7 @@ def random_shape(model_type, number):
     """Whatever the kernels take, drawn by the family and a number; small."""
     draw = np.random.default_rng([*model_type.encode(), number])
     heads = int(draw.choice([2, 4, 8]))
-    return {
+    shape = {
         **FAMILY_ROWS[model_type],
         "hidden_size": 64 * int(draw.integers(1, 6)),
         "intermediate_size": 64 * int(draw.integers(1, 9)),
@@ -96,8 +97,30 @@ def random_shape(model_type, number):
         "rope_parameters": RULES[number % len(RULES)],
         "seed": number,
     }
+    return CHANGED.get(model_type, lambda shape, _: shape)(shape, number)
 
 
+def with_partial_rotary(shape, number):
+    """transformers takes a head for hidden_size / num_attention_heads where it counts longrope's factors."""
+    heads = min(shape["num_attention_heads"], 4)
+    head_dim, part = ((64, 0.5), (128, 0.75), (96, 1.0))[number % 3]
+    rope = {"rope_theta": 1e4, "partial_rotary_factor": part, "rope_type": "default"}
+    pairs = int(head_dim * part) // 2
+    if number % 2:
+        factors = {"short_factor": [1.0 + 0.01 * i for i in range(pairs)], "long_factor": [2.0] * pairs}
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": 64, **factors}
+    return shape | {
+        "hidden_size": heads * head_dim,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // (1 + number % 2),
+        "head_dim": head_dim,
+        "original_max_position_embeddings": 64,
+        "rope_parameters": rope,
+    }
+
+
+CHANGED = {"phi3": with_partial_rotary}
+"""What a family's random shapes have otherwise."""
 CASES = [(family, number) for family in FAMILY_ROWS for number in range(SHAPES_EACH)]
 
 
@@ -159,7 +182,7 @@ def test_tensors_are_those_of_transformers(family, make_checkpoint):
     theirs = getattr(transformers, config.architecture).from_pretrained(folder).state_dict()
     if config.tie_word_embeddings:
         del theirs["lm_head.weight"]
-    assert expected_shapes(config) == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+    assert stored_shapes(config) == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
     Weights(folder, config)
 
 
@@ -253,7 +276,9 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("gpt_oss", "mixture of experts"),
         ("qwen2_5_vl", "it reads images or sounds"),
         ("gemma2", "its norms multiply by 1 + weight"),
-        ("phi3", "some of its sizes turn a part of each head alone"),
+        ("phi3small", "its layers are others than those of Phi-3 of the other sizes"),
+        ("phimoe", "mixture of experts"),
+        ("phi", "attention and FFN side by side, after a LayerNorm"),
         ("qwen3_next", "keep a state instead of keys and values"),
         ("olmo2", "its norms stand after attention"),
         ("cohere", "side by side, after a LayerNorm"),
@@ -342,6 +367,32 @@ def test_a_llama_without_rope_in_a_layer_is_refused(entry, qwen):
         ConfigError, match=f"{next(iter(entry))} is .*every layer of a LlamaForCausalLM has RoPE"
     ):
         qwen("llama", **entry)
+
+
+def test_longrope_beyond_the_original_length(make_checkpoint, numpy_model, against):
+    """A session that was asked for more positions turns all texts as transformers turns longer ones."""
+    folder = make_checkpoint(**random_shape("phi3", 1) | {"num_hidden_layers": 1})
+    config = load_config(folder)
+    assert (config.context, config.context_entry) == (64, "original_max_position_embeddings")
+    long = config.with_max_positions(512)
+    assert (long.context, long.rope_scaling.is_long) == (512, True)
+    assert config.with_max_positions(64).rope_scaling == config.rope_scaling
+    against.check(numpy_model(folder, 128, max_positions=512), folder, 90, 8)
+
+
+@pytest.mark.parametrize("part", [0.01, 1.5, 0.36])
+def test_a_part_of_a_head_that_has_no_pairs(part, qwen):
+    with pytest.raises(
+        ConfigError, match=rf"partial_rotary_factor is {part} of a head of 8; RoPE turns pairs"
+    ):
+        qwen("phi3", partial_rotary_factor=part)
+
+
+def test_a_llama_that_turns_a_part_of_each_head_is_refused(qwen):
+    with pytest.raises(
+        ConfigError, match=r"partial_rotary_factor is 0\.5: a LlamaForCausalLM turns whole heads"
+    ):
+        qwen("llama", partial_rotary_factor=0.5)
 
 
 def test_large_weights_of_key_norms(make_checkpoint, tmp_path, numpy_model, against):

@@ -168,6 +168,9 @@ PUBLISHED = {
     "Granite-4.2-3B": dataclasses.replace(
         model_shape(2560, 40, 8, 64, 8192, 100352), attention_scale=0.015625
     ),
+    "Phi-3-mini": model_shape(3072, 32, 32, 96, 8192, 32064),
+    "Phi-4-mini": dataclasses.replace(model_shape(3072, 24, 8, 128, 8192, 200064), rotary_dim=96),
+    "Phi-4": model_shape(5120, 40, 10, 128, 17920, 100352),
     "SmolLM3-3B": model_shape(2048, 16, 4, 128, 11008, 128256),
     "SmolLM2-1.7B": model_shape(2048, 32, 32, 64, 8192, 49152),
     "Qwen2.5-0.5B": dataclasses.replace(model_shape(896, 14, 2, 64, 4864, 151936), qkv_bias=True),
@@ -187,6 +190,9 @@ BUILT = (
     "SmolLM2-360M",
     "Granite-3.0-8B",
     "Granite-4.2-3B",
+    "Phi-3-mini",
+    "Phi-4-mini",
+    "Phi-4",
     "SmolLM3-3B",
     "Qwen2.5-0.5B",
     "Qwen2.5-7B",

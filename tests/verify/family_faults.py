@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from aerie.engine.model_family import Multipliers
+from aerie.engine.rope import LongRopeScaling
 from aerie.engine.rope_tables import RopeTables
 from aerie.engine.tensors import Rows
-from tests.verify.faults import Fault, preloaded
+from tests.verify.faults import Fault, preloaded, turned_otherwise, weights_fault
 
 
 def with_rope_of_layer(change):
@@ -45,8 +48,41 @@ def embeddings_times(factor):
     return inject
 
 
+def whole_heads(healthy):
+    config = healthy.checkpoint.config
+    rule = config.rope_scaling
+    wide = replace(rule, short_factor=2 * rule.short_factor, long_factor=2 * rule.long_factor)
+    return healthy.rebuild(config=replace(config, partial_rotary_factor=1.0, rope_scaling=wide))
+
+
+def as_in_long_texts(config):
+    return replace(config, rope_scaling=replace(config.rope_scaling, is_long=True))
+
+
+def without_magnitude(config):
+    return replace(config, rope_scaling=replace(config.rope_scaling, attention_factor=1.0))
+
+
+def gate_and_up_swapped(layer):
+    return {"w_gate": layer["w_up"], "w_up": layer["w_gate"]}
+
+
+def shifted_keys(layer):
+    """As if the fused tensor were cut a head too early."""
+    rows = np.concatenate([layer["wq"], layer["wk"]])
+    first = len(layer["wq"]) - 64
+    return {"wk": rows[first : first + len(layer["wk"])]}
+
+
 FAMILY_CHANGES = {"granite": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)}}
 """What their configs have besides."""
+FAMILY_CHANGES["phi3"] = {
+    "partial_rotary_factor": 0.5,
+    "rope_scaling": LongRopeScaling(
+        (1.0,) * 16, tuple(1.5 + i for i in range(16)), original_max_position_embeddings=64,
+        attention_factor=1.19,
+    ),
+}  # fmt: skip
 
 FAMILY_FAULTS = {
     "granite": (
@@ -55,6 +91,13 @@ FAMILY_FAULTS = {
         Fault("scores of another family", other_factors(attention=None), "layer 0, step attention"),
         Fault("residual factor left out", other_factors(residual=1.0), "layer 0, step attn_residual"),
         Fault("logits not divided", other_factors(logits_divisor=1.0), "divided_logits"),
+    ),
+    "phi3": (
+        Fault("whole heads are turned", whole_heads, "layer 0, step rope_q"),
+        Fault("turned as in long texts", turned_otherwise(as_in_long_texts), "layer 0, step rope_q"),
+        Fault("no magnitude of cosines", turned_otherwise(without_magnitude), "layer 0, step rope_q"),
+        Fault("gate and up swapped", weights_fault(1, gate_and_up_swapped), "layer 1, step gate"),
+        Fault("keys are the end of the queries", weights_fault(1, shifted_keys), "layer 1, step k"),
     ),
     "smollm3": (
         Fault("a layer without RoPE is turned", with_rope_of_layer(all_turned), "layer 1, step rope_q"),

@@ -44,6 +44,7 @@ class Architecture:
 ARCHITECTURES = {
     "llama": Architecture("llama", permutes_qk=True),
     "granite": Architecture("granite", permutes_qk=True),
+    "phi3": Architecture("phi3"),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "smollm3": Architecture("smollm3", permutes_qk=True),
