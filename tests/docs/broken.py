@@ -57,7 +57,7 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "gemma": _with("config.json", architectures=["Gemma2ForCausalLM"], model_type="gemma2"),
     "has-a-bias": _with_bias,
     "quantised": _with("config.json", quantization_config={"quant_method": "hqq", "nbits": 4}),
-    "yarn": _with("config.json", rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+    "ntk": _with("config.json", rope_scaling={"rope_type": "ntk", "factor": 4.0}),
     "head-dim-80": _with("config.json", head_dim=80),
 }
 
