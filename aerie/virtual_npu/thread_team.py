@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import threading
 
+from aerie.common.cpu_count import cpu_count
+
 _FIRST: list[ctypes.CDLL] = []
 _HERE = threading.local()
 
@@ -22,10 +24,21 @@ def use_team(library: ctypes.CDLL) -> int:
     library.vnpu_watch.argtypes, library.vnpu_watch.restype = [ctypes.c_void_p], None
     if not _FIRST:
         _FIRST.append(library)
+        limit_threads(cpu_count())
         watch(getattr(_HERE, "flag", None))
     team: int = _FIRST[0].vnpu_own_team()
     library.vnpu_use_team(team)
     return team
+
+
+def limit_threads(max_threads: int) -> None:
+    """Let a loop be shared by at most so many threads, whatever VNPU_THREADS says.
+
+    The limit is at first the number of CPUs that the process may use: more threads take the CPU from each
+    other.
+    """
+    for library in _FIRST:
+        library.vnpu_size_team(cpu_count(), max_threads)
 
 
 def watch(flag: int | None) -> None:
