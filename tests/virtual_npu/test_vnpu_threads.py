@@ -104,6 +104,9 @@ import numpy as np
 from aerie import virtual_npu
 from aerie.engine.attention import CacheAttention
 from aerie.engine.numerics import bf16
+from aerie.virtual_npu import thread_team
+
+thread_team.limit_threads(64)
 
 def threads():
     return len(os.listdir("/proc/self/task"))
