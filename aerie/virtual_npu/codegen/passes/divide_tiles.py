@@ -156,7 +156,7 @@ def _is_known(op: Operation) -> bool:
         return False
     names = (*_AROUND, *_MAKES_MEMREFS, *_SILENT, *ACCESSES, "air.dma_memcpy_nd")
     is_computation = only_computes(op) or op.name.startswith(("math.", "vector.", "linalg."))
-    return op.name in names or (is_computation and op.name != "vector.print")
+    return op.name in names or is_computation
 
 
 def _touched(op: Operation, promises: ExternalPromises) -> _Touched:
