@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +125,9 @@ BACK = "air.dma_memcpy_nd (%out[] [] [], %hb[%at, %c0] [%c1, %c4] [%c4, %c1]) : 
         ({}, step("// overwrites: out[row : row + 4]")),
         ({}, step("// overwrites: out[row * row : 4]")),
         ({"call": HALVES}, step("// overwrites: out[row : row + 1]")),
+        ({"call": HALVES.replace("%c2", "%c3")}, step("// overwrites: out[row : row + 1]")),
+        ({}, step("// overwrites: out[0 : row + 4]")),
+        ({"before": ZEROS}, step("")),
         ({"before": CARRIED}, step()),
         ({"before": BRANCH}, step()),
         ({"to": "%c0"}, step()),
@@ -137,6 +139,7 @@ BACK = "air.dma_memcpy_nd (%out[] [] [], %hb[%at, %c0] [%c1, %c4] [%c4, %c1]) : 
     ],
     ids=[
         *["not declared", "declared in part", "for another row", "elsewhere", "at a square", "half of each half"],
+        *["with a gap", "up to a row", "after zeros"],
         *["carried", "in a branch", "one place", "twice", "read back", "read before", "sent before", "sent after"],
     ],
 )  # fmt: skip
@@ -155,7 +158,7 @@ def test_tiles_of_dependent_trips_stay_whole(tmp_path, parts, kernel):
 )
 def test_a_declaration_that_cannot_be_read(tmp_path, declared):
     with pytest.raises(
-        KernelSourceError, match=r"line 2: @step: step\.cc has .*overwrites: .*, which cannot be read: write"
+        KernelSourceError, match=r"line 16: @step: step\.cc has .*overwrites: .*, which cannot be read: write"
     ):
         emitted(text(), tmp_path, step(declared))
 
