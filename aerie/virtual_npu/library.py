@@ -18,7 +18,7 @@ from aerie.virtual_npu.errors import STOPPED, VnpuArgumentError, run_error
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
 from aerie.virtual_npu.thread_team import use_team
 
-FORMAT = 11
+FORMAT = 12
 """Version of the metadata and of the entries' calling convention."""
 
 

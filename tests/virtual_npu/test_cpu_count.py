@@ -1,4 +1,4 @@
-"""How many CPUs a process may use, by affinity and by the quota of its control group; files stand in for the system's."""
+"""How many CPUs a process may use, by affinity and by the quota of its control group: files stand in."""
 
 from __future__ import annotations
 

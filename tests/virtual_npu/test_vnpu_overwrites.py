@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - MLIR has long lines
 """What functions in C++ declare to overwrite (`// overwrites:`), they write alike whatever memory held and in any rounding mode."""
 
 from __future__ import annotations
