@@ -6,6 +6,7 @@ And the team of threads behind them: one for all native code of a process.
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,6 +97,15 @@ def test_two_at_once_come_to_the_same(library, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         for counts in pool.map(lambda _: count(library, 20), range(40)):
             np.testing.assert_array_equal(counts, 20)
+
+
+def test_waiting_threads_sleep(library, monkeypatch):
+    """What they poll for between two runs would take a core each."""
+    monkeypatch.setenv("VNPU_THREADS", "4")
+    count(library)
+    began = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - began < 0.03
 
 
 IN_A_PROCESS = """
