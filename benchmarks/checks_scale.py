@@ -84,9 +84,12 @@ module {{
 
 
 def points(count: int, order: str = "async") -> str:
-    """A 3 x 3 convolution of 16 channels, one row of 32 pixels a launch point; four cores have 8 pixels each."""
-    image, kernel = f"memref<{count + 2}x34x16xf32>", "memref<3x3x16x16xf32>"
-    result = f"memref<{count}x32x16xf32>"
+    """A 3 x 3 convolution of 16 channels to 64, one row of 32 pixels a launch point.
+
+    Each of 16 cores has 8 pixels and 16 channels.
+    """
+    image, kernel = f"memref<{count + 2}x34x16xf32>", "memref<4x3x3x16x16xf32>"
+    result = f"memref<{count}x32x64xf32>"
     part, weights, row = "memref<3x10x16xf32, 2>", "memref<3x3x16x16xf32, 2>", "memref<8x16xf32, 2>"
     return f"""
 #pixel = affine_map<()[s0] -> (s0 * 8)>
@@ -95,26 +98,31 @@ module {{
     %rows = arith.constant {count} : index
     %token = air.launch {order} (%i) in (%n=%rows) args(%a=%x, %b=%w, %c=%y) : {image}, {kernel}, {result} {{
       air.segment @s args(%i_1=%i, %a_1=%a, %b_1=%b, %c_1=%c) : index, {image}, {kernel}, {result} {{
-        %c1 = arith.constant 1 : index
         %c4 = arith.constant 4 : index
-        air.herd @h tile (%tx, %ty) in (%sx=%c4, %sy=%c1) args(%j=%i_1, %in=%a_1, %k=%b_1, %out=%c_1) : index, {image}, {kernel}, {result} {{
+        air.herd @h tile (%tx, %ty) in (%sx=%c4, %sy=%c4) args(%j=%i_1, %in=%a_1, %k=%b_1, %out=%c_1) : index, {image}, {kernel}, {result} {{
           %c0 = arith.constant 0 : index
           %c1_1 = arith.constant 1 : index
           %c3 = arith.constant 3 : index
           %c8 = arith.constant 8 : index
+          %c9 = arith.constant 9 : index
+          %c256 = arith.constant 256 : index
           %c10 = arith.constant 10 : index
           %c16 = arith.constant 16 : index
           %c32 = arith.constant 32 : index
           %c34 = arith.constant 34 : index
-          %c512 = arith.constant 512 : index
+          %c2048 = arith.constant 2048 : index
+          %c2304 = arith.constant 2304 : index
+          %c64 = arith.constant 64 : index
           %c544 = arith.constant 544 : index
           %first = affine.apply #pixel()[%tx]
           %zeros = arith.constant dense<0.0> : vector<16xf32>
           %lk = memref.alloc() : {weights}
           %lx = memref.alloc() : {part}
           %ly = memref.alloc() : {row}
-          air.dma_memcpy_nd (%lk[] [] [], %k[] [] []) : ({weights}, {kernel})
-          air.dma_memcpy_nd (%lx[] [] [], %in[%j, %first, %c0] [%c3, %c10, %c16] [%c544, %c16, %c1_1]) : ({part}, {image})
+          %channel = arith.muli %ty, %c16 : index
+          %t0 = air.dma_memcpy_nd async (%lk[] [] [], %k[%ty, %c0, %c0] [%c1_1, %c9, %c256] [%c2304, %c256, %c1_1]) : ({weights}, {kernel})
+          %t1 = air.dma_memcpy_nd async [%t0] (%lx[] [] [], %in[%j, %first, %c0] [%c3, %c10, %c16] [%c544, %c16, %c1_1]) : ({part}, {image})
+          air.wait_all [%t0, %t1]
           scf.for %p = %c0 to %c8 step %c1_1 {{
             vector.store %zeros, %ly[%p, %c0] : {row}, vector<16xf32>
             scf.for %u = %c0 to %c3 step %c1_1 {{
@@ -131,7 +139,7 @@ module {{
               }}
             }}
           }}
-          air.dma_memcpy_nd (%out[%j, %first, %c0] [%c1_1, %c8, %c16] [%c512, %c16, %c1_1], %ly[] [] []) : ({result}, {row})
+          air.dma_memcpy_nd (%out[%j, %first, %channel] [%c1_1, %c8, %c16] [%c2048, %c64, %c1_1], %ly[] [] []) : ({result}, {row})
           memref.dealloc %lk : {weights}
           memref.dealloc %lx : {part}
           memref.dealloc %ly : {row}

@@ -169,7 +169,8 @@ class EntryCall:
         wanted = STATS * options.stats + TRACE * options.trace
         as_notes = options.races == "note"
         events, python = knobs.max_race_events(), ctypes.pointer(_INTERPRETER)
-        threads, seed, garbage = knobs.thread_count(), options.seed, options.garbage
+        threads = 1 if as_notes else options.threads or knobs.thread_count()
+        seed, garbage = options.seed, options.garbage
         stall = int(options.time_limit * 1e9)
         asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python, stall, options.traced)
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
