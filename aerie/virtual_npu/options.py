@@ -85,6 +85,9 @@ class RunOptions:
     garbage: 0, or a number that what memory holds at first is drawn with: L1, L2, variables of kernels.
     time_limit: seconds of computing after which a loop ends the run where no channel, DMA or launch has moved
     and no end is in sight; 0: none does.
+    traced: the address of an element of an argument, of which `RunResult.writer` says what wrote it; 0: none.
+    threads: how many run launch points side by side; 0: as many as VNPU_THREADS says. Races that are notes are
+    found on one.
     """
 
     seed: int = 0
@@ -93,6 +96,8 @@ class RunOptions:
     races: str = "error"
     garbage: int = 0
     time_limit: float = 0.0
+    traced: int = 0
+    threads: int = 0
 
     def __post_init__(self) -> None:
         _one_of("races", self.races, RACES)
