@@ -38,6 +38,15 @@ def checkpoints(tmp_path_factory):
         "qwen2": write_checkpoint(
             folder / "qwen2", family="Qwen2", rope_parameters=plain, tie_word_embeddings=False
         ),
+        "granite": write_checkpoint(
+            folder / "granite",
+            family="Granite",
+            rope_parameters=plain,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.09,
+            residual_multiplier=0.22,
+            logits_scaling=8.0,
+        ),
         "qwen3": write_checkpoint(
             folder / "qwen3",
             family="Qwen3",
@@ -46,7 +55,7 @@ def checkpoints(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "granite"])
 @pytest.mark.parametrize("form", file_writer.FORMATS)
 def test_a_file_is_the_model(name, form, checkpoints, tmp_path):
     """Config, tokens and weights are those of the checkpoint; in the formats that load quantises to, bit by
@@ -136,13 +145,23 @@ def test_models_that_are_not_written(checkpoints, tmp_path, monkeypatch):
 
     refused(CheckpointError, r"is quantised already \(Q8_0\); quantising it again would lose more", written)
     refused(
-        CheckpointError, "is not written as GGUF; llama, qwen2, qwen3 are", BUILT_IN_MODELS["demo-diffusion"]
+        CheckpointError,
+        "is not written as GGUF; llama, granite, qwen2, qwen3, smollm3 are",
+        BUILT_IN_MODELS["demo-diffusion"],
     )
     turned = shutil.copytree(checkpoints["qwen3"], tmp_path / "turned")
     factors = [1.0] * 32
     rule = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": factors}
     edit_json(turned / "config.json", rope_parameters=rule | {"original_max_position_embeddings": 64})
     refused(CheckpointError, "the RoPE rule longrope is not written as GGUF; linear and llama3 are", turned)
+    other = write_checkpoint(
+        tmp_path / "smollm3", family="SmolLM3", num_hidden_layers=4, no_rope_layer_interval=2, pad_token_id=0
+    )
+    refused(
+        CheckpointError,
+        r"layers \[1, 3\] of 4 have no RoPE, and a GGUF file of the kind smollm3 has none in",
+        other,
+    )
     damaged = shutil.copytree(checkpoints["qwen3"], tmp_path / "damaged")
     data = bytearray((damaged / "model.safetensors").read_bytes())
     data[-(512 * 256 * 2) :] = b"\xff" * (512 * 256 * 2)
