@@ -92,11 +92,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Channel:
-    """A DMA channel."""
+    """A DMA channel, or a core's own port of the switch."""
 
     place: Place
     sends: bool
     number: int
+    is_core_port: bool = False
 
 
 @dataclass
@@ -136,7 +137,11 @@ class Device:
 
     def channel(self, place: Place, sends: bool, number: int) -> int:
         """The number of a channel, which is one of the device from now on."""
-        return self.channels.setdefault(Channel(place, sends, number), len(self.channels))
+        return self.number_of(Channel(place, sends, number))
+
+    def number_of(self, channel: Channel) -> int:
+        """The same, of a channel or port that is made already."""
+        return self.channels.setdefault(channel, len(self.channels))
 
     def add_buffer(self, buffer: Buffer) -> int:
         """A further buffer; gives its number."""

@@ -19,8 +19,16 @@ Await Host::rest(int at) {
   return Await{false};
 }
 
+Await Host::pause(int at) {
+  line = at;
+  waiting.kind = Waiting::kQuiet;
+  run.ready_at(this, run.time() + Cycles::kHostOp);
+  return Await{false};
+}
+
 void Host::load(const DeviceTable &table) {
   if (array && &array->table == &table) return;
+  run.forget_turns();
   delete array;
   array = nullptr;
   array = new Array(run, table);
@@ -130,6 +138,15 @@ Await Host::token(int number, int at) {
 void Host::take_token(int number) { --array->channels[number]->tokens; }
 
 void Host::write(int buffer, i64 index, int32_t value) { memcpy(array->memory[buffer] + 4 * index, &value, sizeof(value)); }
+
+Task *Host::chain(int channel, int bd, i64 repeat, bool sends_token) {
+  Task *const chain = task(channel, repeat, sends_token);
+  chain->bds = &array->bds;
+  chain->first = bd;
+  return chain;
+}
+
+void Host::reset(int channel) { array->channels[channel]->reset(); }
 
 void Host::set_lock(int lock, int value) { array->locks[lock]->set(value); }
 

@@ -67,6 +67,7 @@ struct ChannelTable {
   Place place;
   bool sends;  // MM2S
   int number;
+  int core = -1;  // the core whose own port it is; else a DMA channel
 };
 
 struct ArbiterTable {
@@ -77,12 +78,13 @@ struct ArbiterTable {
 struct SinkTable {
   int channel;
   bool keeps_header;
+  int switches;  // on the way to it
 };
 
 // Where the words of a channel go: packets with this id, or all where the id is -1.
 struct RouteTable {
   int source, id;
-  int first_arbiter, arbiters;  // in `route_arbiters`
+  int first_arbiter, arbiters;  // in `route_arbiters`, and in `route_parents` which of the route's lies before each; -1: none
   int first_sink, sinks;        // in `route_sinks`
 };
 
@@ -113,6 +115,7 @@ struct DeviceTable {
   const RouteTable *route;
   int routes;
   const int *route_arbiters;
+  const int *route_parents;
   const SinkTable *route_sinks;
   const CoreTable *core;
   int cores;
