@@ -13,6 +13,7 @@ from aerie.air_dialect.aie import array, dma, routing
 from aerie.air_dialect.aie.attributes import BdIterationAttr, PacketInfoAttr
 from aerie.air_dialect.aie.formats import integer_of, integers, string_of
 from aerie.air_dialect.index_analysis import constant_int
+from aerie.virtual_npu.aie.placement import place_logical_tiles
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
 
@@ -121,6 +122,10 @@ class Device:
     buffer_of: dict[SSAValue, int] = field(default_factory=dict)
     buffer_named: dict[str, int] = field(default_factory=dict)
     lock_of: dict[SSAValue, int] = field(default_factory=dict)
+    bd_at: dict[tuple[Place, int], int] = field(default_factory=dict)
+    """The descriptors of DMA programs, by tile and number."""
+    whole_memory: dict[Place, int] = field(default_factory=dict)
+    """Buffers for all of a tile's memory, where a sequence writes to addresses that no buffer has."""
 
     @property
     def name(self) -> str:
@@ -196,6 +201,7 @@ def value_name(value: SSAValue) -> str:
 
 def read_device(op: array.DeviceOp, number: int) -> Device:
     """The tables of a device, but for routes and object FIFOs. Raises UnsupportedOpError."""
+    place_logical_tiles(op)
     device = Device(op, number)
     for inner in op.walk():
         if isinstance(inner, array.BufferOp):
@@ -243,7 +249,8 @@ def _initial(op: array.BufferOp) -> Attribute | None:
 
 def _read_program(device: Device, op: dma.DmaProgramOp) -> None:
     """The channels of a tile: the entry block starts the first one, and its chain leads to the next."""
-    place, numbers = place_of(op.tile), _BdNumbers()
+    place = place_of(op.tile)
+    numbers = _BdNumbers(place)
     if not op.body.blocks:
         return
     for inner in op.body.walk():
@@ -266,7 +273,8 @@ def _read_program(device: Device, op: dma.DmaProgramOp) -> None:
 class _BdNumbers:
     """Numbers for the descriptors of a tile that have none."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self.place = place
         self._next = 0
 
     def of(self, op: dma.DmaBdOp) -> int:
@@ -318,7 +326,8 @@ def read_bd(device: Device, ops: Sequence[Operation], numbers: _BdNumbers) -> in
     for op in ops:
         if isinstance(op, array.UseLockOp):
             use_lock(device, bd, op)
-    return device.add_bd(bd)
+    number = device.bd_at[numbers.place, bd.number] = device.add_bd(bd)
+    return number
 
 
 def use_lock(device: Device, bd: Bd, op: array.UseLockOp) -> None:

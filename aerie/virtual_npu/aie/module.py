@@ -125,7 +125,9 @@ def _emit_entry(file: AieFile, device: Device, op: RuntimeSequenceOp, name: str)
             ]
         )
     )
-    return {"arguments": [argument_metadata(op, type_, number) for number, type_ in enumerate(arguments)]}
+    symbol = entry_symbol(name)
+    described = [argument_metadata(op, type_, number) for number, type_ in enumerate(arguments)]
+    return {"symbol": symbol, "arguments": described}
 
 
 # ---- tables ----

@@ -157,6 +157,8 @@ class Task {
   }
   // Adds a descriptor of the host's to the chain.
   void add(const BdTable &table, const void *base, i64 extent);
+  // The last of its descriptors leads to this one again.
+  void loop_to(int bd) { own[own.size() - 1].next = bd; }
 };
 
 // ---- streams ----
@@ -377,9 +379,15 @@ class Host final : public Actor {
   Task *task(int channel, i64 repeat, bool sends_token);
   Await room(Task *task, int line);
   void start(Task *task, int line);
-  Await token(int channel, int line);
-  void take_token(int channel);
-  void write(int buffer, i64 index, int32_t value);
+  Await token(int channel, int line) { return token(*array->channels[channel], line); }
+  Await token(Channel &channel, int line);
+  void take_token(int channel) { take_token(*array->channels[channel]); }
+  void take_token(Channel &channel) { --channel.tokens; }
+  // Tasks as values of the sequence.
+  i64 number_of(const Task *task);
+  Task *task_of(i64 number) { return tasks_[int(number)]; }
+  // Writes the bits of a word that a mask has.
+  void write(int buffer, i64 index, int32_t value, uint32_t mask = ~0u);
   void set_lock(int lock, int value);
   // A chain of the device's own descriptors, as a task.
   Task *chain(int channel, int bd, i64 repeat, bool sends_token);

@@ -125,9 +125,14 @@ void Host::start(Task *task, int at) {
   if (channel.waiting.kind == Waiting::kTask) channel.wake();
 }
 
-Await Host::token(int number, int at) {
+i64 Host::number_of(const Task *task) {
+  int number = tasks_.size() - 1;
+  while (tasks_[number] != task) --number;
+  return number;
+}
+
+Await Host::token(Channel &channel, int at) {
   line = at;
-  Channel &channel = *array->channels[number];
   if (channel.tokens > 0) return Await{true};
   waiting.kind = Waiting::kToken;
   waiting.channel = &channel;
@@ -135,9 +140,13 @@ Await Host::token(int number, int at) {
   return Await{false};
 }
 
-void Host::take_token(int number) { --array->channels[number]->tokens; }
-
-void Host::write(int buffer, i64 index, int32_t value) { memcpy(array->memory[buffer] + 4 * index, &value, sizeof(value)); }
+void Host::write(int buffer, i64 index, int32_t value, uint32_t mask) {
+  char *const at = array->memory[buffer] + 4 * index;
+  uint32_t word;
+  memcpy(&word, at, sizeof(word));
+  word = (word & ~mask) | (uint32_t(value) & mask);
+  memcpy(at, &word, sizeof(word));
+}
 
 Task *Host::chain(int channel, int bd, i64 repeat, bool sends_token) {
   Task *const chain = task(channel, repeat, sends_token);
