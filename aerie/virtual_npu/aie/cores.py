@@ -277,7 +277,7 @@ def _own_port(body: Body, op: Operation, *, sends: bool) -> int:
     number = body.number(op.operands[0])
     if number is None:
         raise unsupported(op, "a port known only at run time is not supported: write a constant")
-    return body.device.number_of(Channel(place_of(body.root.tile), sends, number, True))
+    return body.device.number_of(Channel(place_of(body.root.tile), sends, number, "Core"))
 
 
 @emitter("aie.put_stream")

@@ -93,12 +93,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Channel:
-    """A DMA channel, or a core's own port of the switch."""
+    """A DMA channel, or another port of a tile to the switch."""
 
     place: Place
     sends: bool
     number: int
-    is_core_port: bool = False
+    port: str = "DMA"
+    """DMA, Core, or TileControl, by which a tile sends tokens to the host."""
 
 
 @dataclass

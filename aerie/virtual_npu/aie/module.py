@@ -185,9 +185,9 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
 
 
 def _owner(device: Device, channel: Channel) -> int:
-    """The core whose own port a channel is; -1 for a DMA."""
-    if not channel.is_core_port:
-        return -1
+    """The core whose own port a channel is; -1 for a DMA, -2 for tokens."""
+    if channel.port != "Core":
+        return {"DMA": -1, "TileControl": -2}[channel.port]
     core = device.core_at(channel.place)
     if core is None:
         raise unsupported(

@@ -88,11 +88,22 @@ def routes(device: Device, ids: Iterable[int]) -> list[Route]:
                 route = _trace(switches, channel, packet_id)
                 if route.sinks:
                     found[channel, packet_id] = route
+        _add_token_routes(switches, found)
     _add_flows(device, found, set(found))
     for route in found.values():
         for sink in (route.source, *route.sinks):
             device.number_of(sink)
     return list(found.values())
+
+
+def _add_token_routes(switches: dict[Place, _Switch], found: dict[tuple[Channel, int], Route]) -> None:
+    """The ways of tokens that meet arbiters, which packets of data may hold."""
+    for place, switch in switches.items():
+        for _mask, packet_id, _choice in switch.rules.get(("TileControl", 0), ()):
+            port = Channel(place, True, 0, "TileControl")
+            route = _trace(switches, port, packet_id)
+            if route.arbiters:
+                found[port, packet_id] = route
 
 
 # ---- flows that have not been routed ----
@@ -148,7 +159,7 @@ _IGNORED = ("Trace", "TileControl", "Ctrl", "South", "NOC", "PLIO")
 def _end(tile: SSAValue, bundle: str, number: int, sends: bool) -> Channel | None:
     """The channel at an end of a flow; None where it is none that moves data."""
     if bundle in ("DMA", "Core"):
-        return Channel(place_of(tile), sends, number, bundle == "Core")
+        return Channel(place_of(tile), sends, number, bundle)
     if bundle in _IGNORED:
         return None
     owner = tile.owner
@@ -204,8 +215,8 @@ _MUX_IN = {("North", 2): ("DMA", 0), ("North", 3): ("DMA", 1)}
 def _trace(switches: dict[Place, _Switch], source: Channel, packet_id: int) -> Route:
     """Follow what a channel sends through the switches."""
     route = Route(source, packet_id)
-    port: Port = "Core" if source.is_core_port else "DMA", source.number
-    if source.place[1] == 0:
+    port: Port = source.port, source.number
+    if source.place[1] == SHIM and source.port == "DMA":
         switch = switches.get(source.place, _Switch())
         leaving = switch.mux.get(port, _MUX_OUT.get(port))
         if leaving is None:
@@ -248,7 +259,7 @@ def _go_on(
 ) -> None:  # fmt: skip
     bundle, number = master
     if bundle in ("DMA", "Core"):
-        sink = Channel(place, False, number, bundle == "Core")
+        sink = Channel(place, False, number, bundle)
         route.end(sink, keeps_header=keeps, switches=way.switches)
     elif bundle == "South" and place[1] == SHIM:
         leaving = switches[place].mux.get(("North", number), _MUX_IN.get(("North", number)))

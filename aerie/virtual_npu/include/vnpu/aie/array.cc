@@ -194,10 +194,13 @@ void tell_room(Channel &channel) {
   channel.for_room.shrink(0);
 }
 
+// A token is a packet too: where the switches have a way for it, it needs the arbiters there.
 void send_token(Channel &channel) {
-  ++channel.tokens;
-  for (int i = 0; i < channel.for_token.size(); ++i) channel.for_token[i]->wake();
-  channel.for_token.shrink(0);
+  if (!channel.token_port) return channel.add_token();
+  List<Channel *> &all = channel.array->channels;
+  for (int i = 0; i < all.size(); ++i) {
+    if (all[i] == &channel) channel.token_port->put_word(uint32_t(i));
+  }
 }
 
 Await next_task(Channel &channel) {
@@ -276,9 +279,10 @@ Fiber run_channel(Channel &channel) {
   }
 }
 
-// A core's own port into the switch: word by word.
+// A core's own port into the switch, or that of a tile's tokens: word by word.
 Fiber run_port(Channel &channel) {
-  const BdTable table{0, 0, -1, 0, 1, 4, 0, {}, {}, {}, {}, -1, {}};
+  BdTable table{0, 0, -1, 0, 1, 4, 0, {}, {}, {}, {}, -1, {}};
+  if (channel.source.routes.size() > 0) table.packet.id = channel.source.routes[0].table->id;
   uint32_t word;
   Bd bd{&table, reinterpret_cast<char *>(&word), sizeof(word)};
   for (;;) {
@@ -288,17 +292,29 @@ Fiber run_port(Channel &channel) {
     }
     memcpy(&word, channel.words.data(), sizeof(word));
     channel.words.drop(sizeof(word));
-    if (channel.core->waiting.kind == Waiting::kStreamOut) channel.core->wake();
+    if (channel.core && channel.core->waiting.kind == Waiting::kStreamOut) channel.core->wake();
     channel.bd = &bd;
     co_await transfer(channel);
     channel.bd = nullptr;
+    if (!channel.core) channel.array->channels[int(word)]->add_token();
   }
 }
 
 }  // namespace
 
+void Channel::add_token() {
+  ++tokens;
+  for (int i = 0; i < for_token.size(); ++i) for_token[i]->wake();
+  for_token.shrink(0);
+}
+
+void Channel::put_word(uint32_t word) {
+  words.push(reinterpret_cast<const char *>(&word), sizeof(word));
+  if (waiting.kind == Waiting::kTask) wake();
+}
+
 void Channel::start() {
-  if (!core) begin(run_channel(*this));
+  if (!is_port()) begin(run_channel(*this));
   else if (table->sends) begin(run_port(*this));
 }
 
@@ -320,6 +336,10 @@ void Channel::reset() {
 void Channel::describe(char *text, int capacity) const {
   char where[80];
   name_place(where, int(sizeof(where)), table->place);
+  if (is_port() && !core) {
+    snprintf(text, size_t(capacity), "the port for tokens of %s", where);
+    return;
+  }
   if (core) {
     snprintf(text, size_t(capacity), "%s port Core : %d of %s", table->sends ? "sending" : "receiving", table->number, where);
     return;
@@ -425,9 +445,7 @@ Await Core::to_put_word(int number, int at) {
 }
 
 void Core::put_word(int number, uint32_t word) {
-  Channel &port = *array->channels[number];
-  port.words.push(reinterpret_cast<const char *>(&word), sizeof(word));
-  if (port.waiting.kind == Waiting::kTask) port.wake();
+  array->channels[number]->put_word(word);
 }
 
 Await Core::to_get_word(int number, int at) {
@@ -558,7 +576,7 @@ void Array::connect() {
     channel->table = table.channel + i;
     channel->source.channel = channel->sink.channel = channel;
     if (channel->table->core >= 0) channel->core = cores[channel->table->core];
-    if (channel->is_shim()) channel->source.read_ahead = 4 * Capacity::kShimReadAhead;
+    if (channel->is_shim() && !channel->is_port()) channel->source.read_ahead = 4 * Capacity::kShimReadAhead;
   }
   for (int i = 0; i < table.routes; ++i) {
     const RouteTable &entry = table.route[i];
@@ -574,6 +592,14 @@ void Array::connect() {
       route.sinks[k]->sources.push(&source);
     }
     source.routes.push(route);
+  }
+  for (int i = 0; i < channels.size(); ++i) {
+    if (channels[i]->table->core != ChannelTable::kTokens) continue;
+    const Place place = channels[i]->table->place;
+    for (int k = 0; k < channels.size(); ++k) {
+      const Place other = channels[k]->table->place;
+      if (other.column == place.column && other.row == place.row) channels[k]->token_port = channels[i];
+    }
   }
   for (int i = 0; i < table.cascades; ++i) {
     cascades.push(new Cascade);

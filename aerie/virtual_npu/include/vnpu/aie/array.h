@@ -251,6 +251,10 @@ class Channel final : public Actor {
   void start();
   // As a board's reset of a channel: what it does and has in its queue is forgotten, locks stay.
   void reset();
+  bool is_port() const { return table->core != ChannelTable::kDma; }
+  void put_word(uint32_t word);
+  // Its token has come to the host.
+  void add_token();
   bool is_shim() const { return table->place.row == 0; }
 
   Array *array = nullptr;
@@ -265,7 +269,8 @@ class Channel final : public Actor {
   i64 tokens = 0, transferred = 0;
   List<Actor *> for_room, for_token;  // the host, when it waits
   Core *core = nullptr;               // whose own port it is
-  Bytes words;                        // that a core has put into its own port
+  Bytes words;                        // that wait to be sent by a port
+  Channel *token_port = nullptr;      // of its tile, where the switches have a way for tokens
 };
 
 // ---- cores ----

@@ -86,6 +86,8 @@ void add_blockers(Actor &actor, Run &run, Actors &found) {
     case Waiting::kToken:
     case Waiting::kQueue: {
       Channel *const channel = waiting.channel;
+      Channel *const port = channel->token_port;
+      if (port && port->is_transferring) found.push(port);
       found.push(channel);
       break;
     }
@@ -262,7 +264,7 @@ void add_registers(Text &text, Array &array) {
   }
   for (int i = 0; i < array.channels.size() && !text.is_full(); ++i) {
     const Channel &channel = *array.channels[i];
-    if (channel.waiting.kind == Waiting::kTask || channel.core) continue;
+    if (channel.waiting.kind == Waiting::kTask || channel.is_port()) continue;
     const ChannelTable &table = *channel.table;
     const int base = table.place.row == 0   ? (table.sends ? 0x1d228 : 0x1d220)
                      : table.place.row == 1 ? (table.sends ? 0xa0680 : 0xa0660)

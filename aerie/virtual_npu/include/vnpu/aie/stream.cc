@@ -337,7 +337,9 @@ void Source::read_on() {
   segment.is_whole = true;
   reading_ = nullptr;
   channel->is_transferring = false;
-  channel->run.ready_at(channel, channel->run.time() + (count + 3) / 4);
+  // A word a cycle comes out of the host's memory, those that have gone on before too.
+  const i64 now = channel->run.time();
+  channel->run.ready_at(channel, (now > busy_until_ ? now : busy_until_) + (count + 3) / 4);
 }
 
 const Arbiter *Source::blocking_arbiter() const {

@@ -67,7 +67,8 @@ struct ChannelTable {
   Place place;
   bool sends;  // MM2S
   int number;
-  int core = -1;  // the core whose own port it is; else a DMA channel
+  int core = kDma;  // the core whose own port it is
+  static constexpr int kDma = -1, kTokens = -2;  // else a DMA channel, or the port by which a tile sends tokens to the host
 };
 
 struct ArbiterTable {
