@@ -1,7 +1,7 @@
 """How long a core computes, roughly: which of two events of a design comes first may hang on it.
 
-Scalar code, one operation after the other: a load takes five cycles, a branch three (AIE2, as xdna-emu has them).
-No bit of a result follows from these numbers.
+Scalar code, one operation after the other: a load takes five cycles, a branch three (AIE2, as xdna-emu has
+them). No bit of a result follows from these numbers.
 """
 
 from __future__ import annotations

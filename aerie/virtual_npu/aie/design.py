@@ -123,6 +123,8 @@ class Device:
     buffer_of: dict[SSAValue, int] = field(default_factory=dict)
     buffer_named: dict[str, int] = field(default_factory=dict)
     lock_of: dict[SSAValue, int] = field(default_factory=dict)
+    pad_values: dict[Channel, int] = field(default_factory=dict)
+    """What the padding of a channel consists of, where that is not 0."""
     bd_at: dict[tuple[Place, int], int] = field(default_factory=dict)
     """The descriptors of DMA programs, by tile and number."""
     whole_memory: dict[Place, int] = field(default_factory=dict)
@@ -170,6 +172,11 @@ class Device:
     def add_task(self, channel: Channel, bd: int, repeat: int = 0) -> None:
         """A further chain of a channel."""
         self.tasks.append(Task(self.channel(channel.place, channel.sends, channel.number), bd, repeat))
+
+    def note_pad_value(self, channel: Channel, op: Operation, name: str = "pad_value") -> None:
+        """Take what an operation says of the padding of a channel."""
+        if integer_of(op, name, 0):
+            self.pad_values[channel] = integer_of(op, name)
 
     def core_at(self, place: Place) -> int | None:
         """The number of the core of a tile; None where it has none."""
@@ -242,7 +249,7 @@ def _address(op: array.BufferOp) -> int | None:
 
 
 def _initial(op: array.BufferOp) -> Attribute | None:
-    value = op.initial_value
+    value = op.initial_value or attribute(op, "initial_value")
     if value is not None and not isinstance(value, DenseIntOrFPElementsAttr):
         raise unsupported(op, "an initial value other than dense<...> is not supported")
     return value
@@ -264,7 +271,9 @@ def _read_program(device: Device, op: dma.DmaProgramOp) -> None:
         start = block.last_op
         if not isinstance(start, dma.DmaStartOp):
             break
-        channel = device.channel(place, start.direction.data == "MM2S", start.channel.value.data)
+        own = Channel(place, start.direction.data == "MM2S", start.channel.value.data)
+        channel = device.number_of(own)
+        device.note_pad_value(own, start)
         first = _read_chain(device, start.dest, {}, numbers)
         if first is not None:
             device.tasks.append(Task(channel, first, integer_of(start, "repeat_count", 0)))
@@ -314,7 +323,9 @@ def _read_loop(device: Device, op: dma.DmaOp, place: Place, numbers: _BdNumbers)
     for number, following in zip(found, found[1:] + found[:1] if op.loops else found[1:], strict=False):
         device.bds[number].next = following
     if found:
-        channel = device.channel(place, op.direction.data == "MM2S", op.channel.value.data)
+        own = Channel(place, op.direction.data == "MM2S", op.channel.value.data)
+        channel = device.number_of(own)
+        device.note_pad_value(own, op)
         device.tasks.append(Task(channel, found[0], integer_of(op, "repeat_count", 0)))
 
 

@@ -167,7 +167,8 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
             f"{{{task.channel}, {task.bd}, {task.repeat}}}" for task in device.tasks
         ]),
         _table(device, f"{ns}ChannelTable", "channels", [
-            f"{{{_place(c.place)}, {'true' if c.sends else 'false'}, {c.number}, {_owner(device, c)}}}"
+            f"{{{_place(c.place)}, {'true' if c.sends else 'false'}, {c.number}, {_owner(device, c)}, "
+            f"{device.pad_values.get(c, 0) & 0xFFFFFFFF}u}}"
             for c in device.channels
         ]),
         _table(device, f"{ns}ArbiterTable", "arbiters", [

@@ -334,8 +334,8 @@ def _bd_of_fields(op: Operation, place: Place) -> RegisterBd:
     if place[1] != SHIM:
         bd.address = field_of("buffer_offset") % layout_of(place).memory
     if field_of("lock_acq_enable"):
-        bd.acquire = field_of("lock_acq_id"), field_of("lock_acq_val")
-        bd.release = field_of("lock_rel_id"), field_of("lock_rel_val")
+        bd.acquire = field_of("lock_acq_id"), layouts.signed(field_of("lock_acq_val") & 0x7F)
+        bd.release = field_of("lock_rel_id"), layouts.signed(field_of("lock_rel_val") & 0x7F)
     return bd
 
 

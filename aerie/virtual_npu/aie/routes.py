@@ -148,8 +148,13 @@ def _add_packet_flow(
             if sink is not None:
                 route.end(sink, keeps_header=keeps)
                 route.enter(Arbiter(sink.place, -1, sink.number), -1)
-        if not route.sinks:
+        if not route.sinks and not any(_takes_control(op) for op in ends):
             del found[source, number]
+
+
+def _takes_control(op: routing.PacketEndOp) -> bool:
+    """Whether packets come to it that would write a tile's registers: sending one is refused."""
+    return isinstance(op, routing.PacketDestOp) and op.bundle.data in ("TileControl", "Ctrl")
 
 
 _IGNORED = ("Trace", "TileControl", "Ctrl", "South", "NOC", "PLIO")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import DYNAMIC_INDEX, IntegerAttr, MemRefType, SymbolRefAttr
+from xdsl.dialects.memref import ReinterpretCastOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from aerie.air_dialect.aie import array, dma, sequence
@@ -34,6 +35,21 @@ class SequenceBody(Body):
     """Of each task: the C++ variable, the channel."""
     registers: object = None
     """What has been written to registers so far (registers.Registers)."""
+
+    def operation(self, op: Operation) -> None:
+        if isinstance(op, ReinterpretCastOp):
+            _reinterpret_cast(self, op)
+        else:
+            super().operation(op)
+
+
+def _reinterpret_cast(body: SequenceBody, op: ReinterpretCastOp) -> None:
+    """In a sequence, mlir-aie counts the offset from the begin of what is cast, be that a part or not."""
+    offsets, source = integers(op.static_offsets), body.memref(op.source)
+    if op.offsets or len(offsets) != 1:
+        raise unsupported(op, "with an offset known only at run time is not supported")
+    assert isinstance(op.result.type, MemRefType)
+    body.values[op.result] = static_memref(f"({add(source.pointer, str(offsets[0]))})", op.result.type)
 
 
 def entry_name(op: sequence.RuntimeSequenceOp) -> str:
@@ -356,7 +372,7 @@ def _task(body: SequenceBody, op: Operation) -> tuple[str, str]:
     if task in body.tasks:
         name, channel = body.tasks[task]
         return name, str(channel)
-    if task not in body.values:
+    if task not in body.values or body.number(task) is not None:
         raise unsupported(op, "its task is not configured in this sequence")
     name = f"host.task_of({body.text(task)})"
     return name, f"*{name}->channel"

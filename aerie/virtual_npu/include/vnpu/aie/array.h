@@ -390,7 +390,7 @@ class Host final : public Actor {
   void take_token(Channel &channel) { --channel.tokens; }
   // Tasks as values of the sequence.
   i64 number_of(const Task *task);
-  Task *task_of(i64 number) { return tasks_[int(number)]; }
+  Task *task_of(i64 number);
   // Writes the bits of a word that a mask has.
   void write(int buffer, i64 index, int32_t value, uint32_t mask = ~0u);
   void set_lock(int lock, int value);

@@ -131,6 +131,11 @@ i64 Host::number_of(const Task *task) {
   return number;
 }
 
+Task *Host::task_of(i64 number) {
+  if (number >= 0 && number < tasks_.size()) return tasks_[int(number)];
+  fail(Site{"aiex.dma_start_task", 0}, "there is no task %lld: %d were configured", (long long)number, tasks_.size());
+}
+
 Await Host::token(Channel &channel, int at) {
   line = at;
   if (channel.tokens > 0) return Await{true};

@@ -134,7 +134,10 @@ uint32_t header_of(const Packet &packet, Place place) {
 const Route *Source::route_of(const Packet &packet) const {
   List<Route> &all = const_cast<List<Route> &>(routes);
   for (int i = 0; i < all.size(); ++i) {
-    if (all[i].table->id == -1 || all[i].table->id == packet.id) return &all[i];
+    if (all[i].table->id != -1 && all[i].table->id != packet.id) continue;
+    if (all[i].table->sinks > 0 || channel->is_port()) return &all[i];
+    fail(Site{"aie.dma_bd", channel->line}, "packets of id %d lead to a tile's port TileControl: control packets are not executed",
+         packet.id);
   }
   char name[120];
   channel->describe(name, int(sizeof(name)));
@@ -249,6 +252,14 @@ void Source::deliver(const Route &route, const char *data, i64 bytes, i64 late) 
   for (int i = 0; i < route.table->sinks; ++i) route.sinks[i]->accept(data, bytes, late + Cycles::kHop * table[i].switches);
 }
 
+namespace {
+
+void fill(char *to, i64 bytes, uint32_t value) {
+  for (i64 i = 0; i < bytes; ++i) to[i] = char(value >> i % 4 * 8);
+}
+
+}  // namespace
+
 // Sends bytes straight from memory to the receivers.
 void Source::move(const Route &route, i64 bytes) {
   static constexpr i64 kScratch = 4096;
@@ -266,7 +277,7 @@ void Source::move(const Route &route, i64 bytes) {
         const i64 left = bytes - sent - gathered, most = left < kScratch - gathered ? left : kScratch - gathered;
         count = cursor.peek(most, &from);
         if (from) memcpy(scratch + gathered, from, size_t(count));
-        else memset(scratch + gathered, 0, size_t(count));
+        else fill(scratch + gathered, count, channel->table->pad_value);
         cursor.advance(count);
         gathered += count;
       }

@@ -25,7 +25,7 @@ struct LockTable {
   int number, init;
 };
 
-// A dimension of an access pattern, outermost first; strides and counts are elements, `before` and `after` zeros.
+// A dimension of an access pattern, outermost first; strides and counts are elements, `before` and `after` padding.
 struct Dimension {
   i64 size, stride, before, after;
 };
@@ -68,6 +68,7 @@ struct ChannelTable {
   bool sends;  // MM2S
   int number;
   int core = kDma;  // the core whose own port it is
+  uint32_t pad_value = 0;  // what padding consists of
   static constexpr int kDma = -1, kTokens = -2;  // else a DMA channel, or the port by which a tile sends tokens to the host
 };
 

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -63,8 +64,7 @@ class Program {
     if (!text) throw std::runtime_error(path + " is no program of the virtual NPU: build it with aerie vnpu build");
     read_entries(text);
   }
-  Program(const Program &) = delete;
-  ~Program() { dlclose(handle_); }
+  Program(const Program &) = delete;  // it is never unloaded: its threads go on
 
   struct Entry {
     std::string name, symbol;
@@ -130,7 +130,17 @@ class xclbin {
   };
   xclbin() = default;
   explicit xclbin(const std::string &path) : path_(path) {}
-  std::vector<kernel> get_kernels() const { return {kernel("MLIR_AIE")}; }
+  // A program does not know what aiecc was told to call its kernel: VNPU_KERNEL_NAMES has names, with commas between them.
+  std::vector<kernel> get_kernels() const {
+    const char *const given = getenv("VNPU_KERNEL_NAMES");
+    std::string names = given ? given : "MLIR_AIE";
+    std::vector<kernel> found;
+    for (size_t comma; (comma = names.find(',')) != std::string::npos; names = names.substr(comma + 1)) {
+      found.emplace_back(names.substr(0, comma));
+    }
+    found.emplace_back(names);
+    return found;
+  }
   uuid get_uuid() const { return {path_}; }
 
  private:
@@ -271,9 +281,13 @@ class run {
   ert_cmd_state wait(const Time &) const {
     return state_;
   }
-  ert_cmd_state wait2() const {
+  void wait2() const {
     if (state_ != ERT_CMD_STATE_COMPLETED) throw std::runtime_error("the run of a kernel has failed");
-    return state_;
+  }
+  template <class Time>
+  std::cv_status wait2(const Time &) const {
+    wait2();
+    return std::cv_status::no_timeout;
   }
   ert_cmd_state state() const { return state_; }
 
