@@ -111,7 +111,7 @@ class Program:
         trace: bool = False,
         races: str = "error",
         garbage: int = 0,
-        time_limit: float = 0.0,
+        time_limit: float | None = None,
     ) -> Result:
         """Run a public function on arrays, one per argument; the arrays given stay as they are.
 
@@ -121,7 +121,7 @@ class Program:
         races: `error`, or `note`: a data race becomes a line of `Result.notes`, and the run continues.
         garbage: then so many runs on memory that begins as garbage, drawn with seed, seed + 1, ...
         time_limit: seconds of computing after which an endless loop is an error if nothing else moves; 0:
-        no limit.
+        no limit; None: options.AIE_TIME_LIMIT for a module with aie.device, no limit for others.
 
         Raises VnpuArgumentError for arrays that do not fit, VirtualNpuRuntimeError (see its `kind`) if the
         run fails, ScheduleError if schedules give different results, GarbageError if the results depend on
