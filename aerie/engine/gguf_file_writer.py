@@ -19,7 +19,7 @@ from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError, WeightsError
 from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_FREQS, Architecture
-from aerie.engine.gguf.block_types import READ, BlockType
+from aerie.engine.gguf.block_types import QUANTISATION_VERSION, READ, BlockType
 from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
 from aerie.engine.gguf_tokenizer_writer import tokenizer_keys
 from aerie.engine.numerics import F32Array, widen
@@ -32,7 +32,6 @@ from aerie.engine.weights import EMBED, LM_HEAD
 FORMATS = {"q4_0": ("Q4_0", 2), "q4_1": ("Q4_1", 3), "q8_0": ("Q8_0", 7)}
 """The type of matrices, and the number of the file's type (general.file_type), by what a user asks for."""
 OF_HEAD = "Q8_0"
-QUANTISATION_VERSION = 2
 ROWS_AT_ONCE = 1024
 
 TYPES = {kind.name: kind for kind in READ.values()}
