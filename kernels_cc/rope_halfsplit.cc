@@ -21,6 +21,7 @@ extern "C" {
 // of that size does; the others pass.
 //   out[h, i]        = x[h, i] cos[i] - x[h, i + half] sin[i]
 //   out[h, i + half] = x[h, i] sin[i] + x[h, i + half] cos[i]
+// overwrites: out[0 : n_heads * head_dim]
 void rope(const bfloat16* __restrict x, const bfloat16* __restrict lut, bfloat16* __restrict out, int32_t n_heads,
           int32_t head_dim) {
   aie::set_rounding(aie::rounding_mode::conv_even);

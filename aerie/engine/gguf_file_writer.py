@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a quantised GGUF file, with the gguf package.
+"""Writes a checkpoint as a GGUF file, quantised or in bf16, with the gguf package.
 
 Keys and names are those of llama.cpp's converter. Matrices are quantised by the package, whose results are
 those of llama.cpp's own quantiser; vectors stay float32. As there (llama-quant.cpp), the LM head is kept
@@ -20,7 +20,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError, WeightsError
 from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_FREQS, Architecture
-from aerie.engine.gguf.block_types import READ, BlockType
+from aerie.engine.gguf.block_types import QUANTISATION_VERSION, READ, BlockType
 from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
 from aerie.engine.gguf_tokenizer_writer import tokenizer_keys
 from aerie.engine.numerics import F32Array, widen
@@ -30,10 +30,22 @@ from aerie.engine.rope import LinearScaling, Llama3Scaling
 from aerie.engine.tensors import Tensor
 from aerie.engine.weights import EMBED, LM_HEAD
 
-FORMATS = {"q4_0": ("Q4_0", 2), "q4_1": ("Q4_1", 3), "q8_0": ("Q8_0", 7)}
-"""The type of matrices, and the number of the file's type (general.file_type), by what a user asks for."""
-OF_HEAD = "Q8_0"
-QUANTISATION_VERSION = 2
+
+class FileFormat(NamedTuple):
+    """The types of a file's matrices and of its LM head, and the file's number (general.file_type)."""
+
+    matrices: str
+    head: str
+    number: int
+
+
+FORMATS = {
+    "q4_0": FileFormat("Q4_0", "Q8_0", 2),
+    "q4_1": FileFormat("Q4_1", "Q8_0", 3),
+    "q8_0": FileFormat("Q8_0", "Q8_0", 7),
+    "bf16": FileFormat("BF16", "BF16", 32),
+}
+"""By what a user asks for."""
 ROWS_AT_ONCE = 1024
 
 TYPES = {kind.name: kind for kind in READ.values()}
@@ -65,7 +77,7 @@ def plan_tensors(checkpoint: Checkpoint, form: str) -> list[PlannedTensor]:
             )
         heads = _heads(name, config) if architecture.permutes_qk else 0
         head = LM_HEAD if not config.tie_word_embeddings else EMBED
-        kind = _kind(tensor, OF_HEAD if name == head else FORMATS[form][0])
+        kind = _kind(tensor, FORMATS[form].head if name == head else FORMATS[form].matrices)
         planned.append(PlannedTensor(name_in_file(name, architecture), tensor, kind, heads))
     return planned
 
@@ -153,7 +165,7 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
     about = {
         "general.type": "model",
         "general.name": checkpoint.folder.name,
-        "general.file_type": FORMATS[form][1],
+        "general.file_type": FORMATS[form].number,
         "general.quantization_version": QUANTISATION_VERSION,
     }
     named = {f"{_name(config)}.{key}": value for key, value in of_model.items()}
