@@ -378,7 +378,29 @@ def test_longrope_beyond_the_original_length(make_checkpoint, numpy_model, again
     long = config.with_max_positions(512)
     assert (long.context, long.rope_scaling.is_long) == (512, True)
     assert config.with_max_positions(64).rope_scaling == config.rope_scaling
+    short = replace(config, max_position_embeddings=64)
+    assert short.with_max_positions(512).rope_scaling == config.rope_scaling
     against.check(numpy_model(folder, 128, max_positions=512), folder, 90, 8)
+
+
+@pytest.mark.slow
+def test_longrope_beyond_the_original_length_on_the_virtual_npu(make_checkpoint, against):
+    """In both decode paths, as a server opens it for --max-model-len."""
+    folder = make_checkpoint(**random_shape("phi3", 1) | {"num_hidden_layers": 1})
+    for decode in ("rows", "guide"):
+        options = RuntimeOptions(
+            None,
+            select_backend("virtual"),
+            default_cache_dir(),
+            variants="8,32x512",
+            decode=decode,
+            max_positions=512,
+        )
+        checkpoint = open_checkpoint(folder)
+        checkpoint = replace(checkpoint, config=options.limited(checkpoint.config))
+        model = prepare_runtime(checkpoint, options, Reporter()).model
+        assert model.positions == 512
+        against.check(model, folder, 90, 8)
 
 
 @pytest.mark.parametrize("part", [0.01, 1.5, 0.4])
