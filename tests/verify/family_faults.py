@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def shifted_keys(layer):
     return {"wk": rows[first : first + len(layer["wk"])]}
 
 
-FAMILY_CHANGES = {"granite": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)}}
+FAMILY_CHANGES: dict[str, dict[str, Any]] = {"granite": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)}}
 """What their configs have besides."""
 FAMILY_CHANGES["phi3"] = {
     "partial_rotary_factor": 0.5,
