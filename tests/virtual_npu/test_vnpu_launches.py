@@ -95,7 +95,9 @@ def test_sums_that_are_not_rounded_are_left_alone():
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "5", "16"])
-@pytest.mark.parametrize(("shape", "n"), [("blocks of rows", 1152), ("steps by parts", 1152), ("few rows", 6144)])
+@pytest.mark.parametrize(
+    ("shape", "n"), [("blocks of rows", 1152), ("steps by parts", 1152), ("few rows", 6144)]
+)
 def test_threads_change_no_bit(program, run, monkeypatch, threads, shape, n):
     """The twelve points of the widest one are cut into parts for 5 and for 16 threads."""
     module = gemm.build(**{**SHAPES.get(shape, FEW_ROWS), "n": n})
