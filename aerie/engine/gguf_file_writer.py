@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError, WeightsError
+from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_FREQS, Architecture
-from aerie.engine.gguf.block_types import READ, BlockType
+from aerie.engine.gguf.block_types import QUANTISATION_VERSION, READ, BlockType
 from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
 from aerie.engine.gguf_tokenizer_writer import tokenizer_keys
 from aerie.engine.numerics import F32Array, widen
@@ -45,7 +46,6 @@ FORMATS = {
     "bf16": FileFormat("BF16", "BF16", 32),
 }
 """By what a user asks for."""
-QUANTISATION_VERSION = 2
 ROWS_AT_ONCE = 1024
 
 TYPES = {kind.name: kind for kind in READ.values()}
@@ -114,9 +114,18 @@ def _name(config: ModelConfig) -> str:
     """GGUF's name of the architecture. Raises CheckpointError."""
     kind = {"MistralForCausalLM": "llama"}.get(config.architecture)
     kind = kind or config.architecture.removesuffix("ForCausalLM").lower()
-    if kind not in ARCHITECTURES or config.diffusion is not None:
+    written = [name for name, each in ARCHITECTURES.items() if not FAMILIES[each.model_type].is_fused]
+    if kind not in written or config.diffusion is not None:
         raise CheckpointError(
-            f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(ARCHITECTURES)} are"
+            f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(written)} are"
+        )
+    interval = config.family.no_rope_interval
+    if interval and config.layers_without_rope != frozenset(
+        range(interval - 1, config.num_hidden_layers, interval)
+    ):
+        raise CheckpointError(
+            f"layers {sorted(config.layers_without_rope)} of {config.num_hidden_layers} have no RoPE, and a "
+            f"GGUF file of the kind {kind} has none in every layer of {interval}: it would answer otherwise"
         )
     return kind
 
@@ -147,9 +156,10 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": config.rotary_dim,
         "rope.freq_base": float(config.rope_theta),
         **_scaling(config),
+        **_factors(config),
         **({"attention.sliding_window": config.sliding_window} if config.sliding_window else {}),
     }
     about = {
@@ -170,6 +180,19 @@ def _scaling(config: ModelConfig) -> dict[str, Any]:
     if isinstance(rule, LinearScaling):
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(rule.factor)}
     raise CheckpointError(f"the RoPE rule {rule.name} is not written as GGUF; linear and llama3 are")
+
+
+def _factors(config: ModelConfig) -> dict[str, float]:
+    """The keys of a family with factors."""
+    factors = config.multipliers
+    if not config.family.has_multipliers:
+        return {}
+    return {
+        "attention.scale": factors.attention or config.head_dim**-0.5,
+        "embedding_scale": factors.embedding,
+        "residual_scale": factors.residual,
+        "logit_scale": factors.logits_divisor,
+    }
 
 
 def _divisors(config: ModelConfig) -> dict[str, F32Array]:

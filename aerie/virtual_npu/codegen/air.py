@@ -206,7 +206,9 @@ def _hierarchy(body: Body, op: Operation) -> None:
         return
     function = emit_hierarchy_function(body, op)
     body.comment(op)
-    if body.mode is BodyMode.SEQUENCER:
+    if body.mode is BodyMode.SEQUENCER and body.checked and owns_channels(body.file, op):
+        _issue_islands(body, op, function)
+    elif body.mode is BodyMode.SEQUENCER:
         _spawn(body, op, function)
     else:
         with emit_in_order(body, op, op.async_dependencies):
@@ -321,10 +323,31 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
         raise unsupported(
             op, "this is inside a herd and has channels of its own: move it outside of the herd"
         )
+    _emit_islands(body, op, function)
+    if body.file.options.checks:
+        body.emit_line("vnpu::next_phase();")
+
+
+def _issue_islands(body: Body, op: HierarchyOp, function: str) -> None:
+    """The same as one task of a sequencer."""
+    uses = ", ".join(uses_of(body, op))
+    order = wait_list(body, op, op.async_dependencies)
+    site = body.site(op, symbol_label(op))
+    token = ""
+    if op.async_token is not None:
+        name = body.name_for(op.async_token)
+        token = f"const vnpu::Token {name} = "
+        body.values[op.async_token] = Scalar(name)
+    with body.block(f"{token}sequencer.launch({site}, {order}, {{{uses}}}, [=, &where]", "});"):
+        _emit_islands(body, op, function)
+
+
+def _emit_islands(body: Body, op: HierarchyOp, function: str) -> None:
     count, ids = _points(body, op)
     owns = owns_channels(body.file, op)
     launch = body.fresh("launch")
-    body.emit_line(f"vnpu::Launch {launch};")
+    outer = "(vnpu::current_strand())" if body.checked else ""
+    body.emit_line(f"vnpu::Launch {launch}{outer};")
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
         body.emit_line("(void)flat;")
         is_alike = body.file.options.is_fast and isinstance(op, LaunchOp) and has_uniform_transfers(op)
@@ -334,8 +357,6 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
         channels = [] if owns else ["channels"]
         call = _arguments(body, op, ids, ["task_loop", _where(body, op, ids), *channels])
         body.emit_line(f"task_loop.run({function}({call}));")
-    if body.file.options.checks:
-        body.emit_line("vnpu::next_phase();")
 
 
 def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:

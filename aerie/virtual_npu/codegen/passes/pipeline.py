@@ -16,6 +16,7 @@ from aerie.virtual_npu.codegen.passes.mark_outlined import mark_nests, mark_task
 from aerie.virtual_npu.codegen.passes.products import find_products
 from aerie.virtual_npu.codegen.passes.repeat_memtile_transfers import repeat_memtile_transfers
 from aerie.virtual_npu.codegen.passes.shared_l1_locks import add_shared_l1_locks
+from aerie.virtual_npu.codegen.passes.start_before_transfers import start_before_transfers
 from aerie.virtual_npu.options import STAGES, BuildOptions
 
 
@@ -44,5 +45,7 @@ def advance(
         elide_l2_copies(module, options)
         elide_l1_copies(module, options, kernel_dirs)
         divide_tiles(module, options, kernel_dirs)
+    if options.checks:
+        start_before_transfers(module)
     mark_nests(module, options)
     mark_tasks(module, options)

@@ -41,8 +41,8 @@ int describe(const ExecutionPlace *where, char *text, int capacity) {
 
 namespace {
 
-[[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments) {
-  Failure failure{kind, {}};
+[[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments, bool is_stop = false) {
+  Failure failure{kind, {}, is_stop};
   const int capacity = int(sizeof(failure.text));
   int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %.1000s", site.line, site.op)
                            : snprintf(failure.text, size_t(capacity), "%.1000s", site.op);
@@ -58,6 +58,12 @@ void fail(Site site, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   fail_with(Failure::kError, site, format, arguments);
+}
+
+void fail_stopped(Site site, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail_with(Failure::kError, site, format, arguments, true);
 }
 
 void fail_as(Failure::Kind kind, Site site, const char *format, ...) {
@@ -120,7 +126,7 @@ void look_up() {
   Running *const run = running;
   if (!run) return;  // no entry was called, as in a test of one part
   run->look();
-  if (run->shall_end()) throw Failure{Failure::kStopped, "stopped"};
+  if (run->shall_end()) throw Failure{Failure::kStopped, "stopped", true};
 }
 
 }  // namespace
@@ -151,10 +157,10 @@ void Heartbeat::look(i64 left) {
   const i64 passed = time - since_;
   if (!running || running->stall == 0 || passed < running->stall) return;
   if (left >= 0 && double(left) * double(passed) < kDay * double(count_ - first_)) return;
-  fail(site_,
-       "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it seems to "
-       "have no end; --time-limit SECONDS gives it more time, 0 any",
-       (long long)(passed / 1000000000), (unsigned long long)count_);
+  fail_stopped(site_,
+               "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it "
+               "seems to have no end; --time-limit SECONDS gives it more time, 0 any",
+               (long long)(passed / 1000000000), (unsigned long long)count_);
 }
 
 // ---- memory pool: free blocks of a thread, by power-of-two size ----
@@ -396,9 +402,9 @@ void parallel_trips(const DividedTiles &tiles, bool apart, void (*body)(void *, 
 }
 
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
-  thread_limit = kChecks && options->record ? 1 : options->threads;
+  thread_limit = kChecks && (options->record || options->traced) ? 1 : options->threads;
   run_seed = options->seed;
-  begin_order(options->races_are_notes, options->max_events);
+  begin_order(options->races_are_notes, options->max_events, options->traced);
   const CoreModes modes;
   here = nullptr;
   Running run{options->interpreter, options->stall, report->raised};
@@ -428,6 +434,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
 #if VNPU_CHECKS
   end_order();
   report->notes = take_notes();
+  report->writer = take_writer();
   report->record = record::take();
 #endif
   return status;
