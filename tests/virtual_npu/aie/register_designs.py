@@ -1,4 +1,4 @@
-"""Designs of the AIE level about order on the way, tokens, resets, ports of cores and registers; one module."""
+"""Designs of the AIE level about order on the way, tokens, resets, ports of cores and registers."""
 
 from __future__ import annotations
 
@@ -285,7 +285,8 @@ TILE_REGISTERS = f"""
       %zero = arith.constant 0 : i32
       aiex.npu.write32(%receive_queue, %zero) {{column = 0 : i32, row = 1 : i32}} : i32, i32
       aiex.npu.writebd {{bd_id = 1 : i32, buffer_length = 16 : i32, buffer_offset = 64 : i32,
-        column = 0 : i32, row = 1 : i32, lock_acq_enable = 1 : i32, lock_acq_id = 65 : i32, lock_acq_val = 127 : i32,
+        column = 0 : i32, row = 1 : i32, lock_acq_enable = 1 : i32, lock_acq_id = 65 : i32,
+        lock_acq_val = 127 : i32,
         lock_rel_id = 64 : i32, lock_rel_val = 1 : i32, use_next_bd = 1 : i32, next_bd = 1 : i32}}
       %one = arith.constant 1 : i32
       aiex.npu.push_queue(0, 1, MM2S : 0) bd_id %one repeat %zero {{issue_token = false}} : i32, i32

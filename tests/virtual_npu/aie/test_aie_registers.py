@@ -31,8 +31,9 @@ def test_two_packets_hold_what_the_other_one_needs(program: Program) -> None:
     text = str(error.value)
     for sender, switch, other in ((1, 3, 4), (4, 2, 1)):
         assert re.search(
-            rf"MM2S 0 of core tile \({sender}, 3\) at line \d+ has 32 words to send and waits for arbiter 0 of "
-            rf"the switch of tile \({switch}, 3\), which a packet of MM2S 0 of core tile \({other}, 3\) holds",
+            rf"MM2S 0 of core tile \({sender}, 3\) at line \d+ has 32 words to send and waits for "
+            rf"arbiter 0 of the switch of tile \({switch}, 3\), which a packet of MM2S 0 of "
+            rf"core tile \({other}, 3\) holds",
             text,
         )
 
