@@ -20,7 +20,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError, WeightsError
 from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_FREQS, Architecture
-from aerie.engine.gguf.block_types import READ, BlockType
+from aerie.engine.gguf.block_types import QUANTISATION_VERSION, READ, BlockType
 from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
 from aerie.engine.gguf_tokenizer_writer import tokenizer_keys
 from aerie.engine.numerics import F32Array, widen
@@ -46,7 +46,6 @@ FORMATS = {
     "bf16": FileFormat("BF16", "BF16", 32),
 }
 """By what a user asks for."""
-QUANTISATION_VERSION = 2
 ROWS_AT_ONCE = 1024
 
 TYPES = {kind.name: kind for kind in READ.values()}

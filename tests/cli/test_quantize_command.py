@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -20,7 +21,11 @@ from aerie.engine import gguf_tokenizer_writer as tokenizer_writer
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.errors import CheckpointError, WeightsError
 from aerie.engine.gguf_file_writer import write_gguf
-from aerie.engine.reporter import no_progress
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter, no_progress
+from aerie.engine.variant_set import ROWS
+from aerie.runtime import select_backend
+from aerie.serve.model_spec import ModelSpec
 from tests import quantised_folders
 from tests.engine.checkpoints import LLAMA3_ROPE, edit_json, write_checkpoint
 
@@ -242,6 +247,31 @@ def test_compile_makes_the_programs_of_the_kind(kind, head, monkeypatch):
         f"lm_head_gemv_{head}".removesuffix("_bf16"),
         "o" if head == "bf16" else f"o_{kind}",
     )
+
+
+def test_a_draft_model_has_weights_of_the_same_kind(monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        commands, "compile_programs", lambda config, *_, **__: found.append(config.weight_kinds.head)
+    )
+    words = ["compile", "--model", "demo", "--draft", "demo-drafter", "--backend", "virtual"]
+    assert main([*words, "--weights", "q4"]) == 0
+    assert found == ["q8", "q8", "q8"]  # the model's programs in rows and as the guide's, the drafter's
+    model = open_checkpoint(BUILT_IN_MODELS["demo"], "q4")
+    drafter = commands.find_draft_model("demo-drafter", model)
+    assert drafter.config.weight_kinds.layers[0] == model.config.weight_kinds.layers[0]
+    options = RuntimeOptions(None, None, Path(), weights="q4")
+    assert commands.draft_model_options(options).weights == "q4"
+
+
+def test_a_server_counts_the_memory_of_the_kind(tmp_path):
+    def memory(kind, draft=None):
+        options = RuntimeOptions(None, select_backend("virtual"), tmp_path, decode=ROWS, weights=kind)
+        return ModelSpec("demo", options, Reporter(), draft, memory_limit=1 << 30).memory_bytes()
+
+    assert memory("q4") < memory("q8") < memory("bf16") == memory("auto")
+    drafter = {kind: memory(kind, "demo-drafter") - memory(kind) for kind in ("q4", "bf16")}
+    assert 0 < drafter["q4"] < drafter["bf16"]
 
 
 def test_export_of_quantised_weights(tmp_path, capsys):

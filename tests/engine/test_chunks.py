@@ -42,6 +42,7 @@ from aerie.verify.random_model import (
     with_longer_context,
 )
 from aerie.verify.reference import Reference
+from tests.engine.scheduling import finish
 
 RULES = {"plain": None, "linear": LinearScaling(4.0), "llama3": Llama3Scaling(8.0, 1.0, 4.0, 256)}
 KINDS = ("llama", "qwen3", "smollm3")
@@ -256,13 +257,10 @@ def test_compositions_beside_each_other_have_the_answers_that_they_have_alone(se
         scheduler.add_request(composed(registry, texts, mode), 8, Sampler(temperature=1.0, seed=3))
         for texts, mode in wishes
     ]
-    while not all(request.is_finished for request in asked):
-        scheduler.step()
-        scheduler.pool.manager.check_invariants()
+    finish(scheduler, asked)
     assert [request.token_ids for request in asked] == alone
     counts = scheduler.stats
     assert (counts.preemptions > 0, counts.inserted_tokens > 0, counts.rows / counts.steps > 4) == (True,) * 3
-    assert scheduler.pool.manager.free_count == scheduler.pool.manager.page_count
 
 
 def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Session, Reference]) -> None:

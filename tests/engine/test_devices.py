@@ -364,11 +364,11 @@ def test_a_device_that_does_not_come_back_is_lost_and_named(demo: Family) -> Non
     stand_in = Failing(1, "o_ar", after=2)
     session = opened(demo.checkpoint, 2, backend=replace(select_backend("virtual"), pyxrt=stand_in))
     devices: Any = session.model.devices
-    devices._timeout_s = devices.parts[0].group._group.timeout_s = 0.3
+    devices._timeout_s = devices.parts[0].group._group.timeout_s = 1.0
     stand_in.hangs.clear()
     started = time.perf_counter()
     for _ in range(2):
-        with pytest.raises(RunError, match=r"^device 1 did not come back in 0.3 s after another device had"):
+        with pytest.raises(RunError, match=r"^device 1 did not come back in 1 s after another device had"):
             list(session.generate(PROMPT, 4, Sampler()))
     assert time.perf_counter() - started < 20
     stand_in.hangs.set()
