@@ -62,6 +62,10 @@ def models_page() -> str:
 def _has(family: Any) -> str:
     parts = ["biases of queries, keys and values"] * family.qkv_bias
     parts += ["norms of queries and keys"] * family.qk_norm
+    parts += [f"no RoPE in every layer of {family.no_rope_interval}"] * bool(family.no_rope_interval)
+    parts += ["RoPE on a part of each head"] * family.has_partial_rotary
+    parts += ["fused tensors"] * family.is_fused
+    parts += ["factors of embeddings, scores, residuals and logits"] * family.has_multipliers
     parts += ["a sliding window"] * (family.sliding_window is not None)
     parts += ["block diffusion"] * (family.diffusion is not None)
     return ", ".join(parts)
