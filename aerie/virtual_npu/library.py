@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from aerie.common.shown_names import display_name
 from aerie.virtual_npu.cancellation import RunStopped
 from aerie.virtual_npu.cpp_quoting import entry_symbol
 from aerie.virtual_npu.errors import STOPPED, VnpuArgumentError, run_error
-from aerie.virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu.options import AIE_TIME_LIMIT, IN_ORDER, RunOptions
 from aerie.virtual_npu.thread_team import use_team
 
 FORMAT = 12
@@ -154,6 +154,8 @@ class Library:
             raise VnpuArgumentError(
                 f"{entry} takes {len(entry_point.arguments)} arguments, {len(pointers)} given"
             )
+        if options.time_limit is None:
+            options = replace(options, time_limit=AIE_TIME_LIMIT if self.is_aie_level else 0.0)
         return EntryCall(self._library, entry, pointers, options)
 
 
@@ -171,7 +173,7 @@ class EntryCall:
         events, python = knobs.max_race_events(), ctypes.pointer(_INTERPRETER)
         threads = 1 if as_notes else options.threads or knobs.thread_count()
         seed, garbage = options.seed, options.garbage
-        stall = int(options.time_limit * 1e9)
+        stall = int((options.time_limit or 0) * 1e9)
         asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python, stall, options.traced)
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
         self._passed = tuple(map(ctypes.byref, self._objects))

@@ -117,7 +117,7 @@ class Program:
         trace: bool = False,
         races: str = "error",
         garbage: int = 0,
-        time_limit: float = 0.0,
+        time_limit: float | None = None,
         expect: Mapping[int, Any] | None = None,
         tolerance: float = 0.0,
     ) -> Result:
@@ -130,7 +130,7 @@ class Program:
         races: `error`, or `note`: a data race becomes a line of `Result.notes`, and the run continues.
         garbage: then so many runs on memory that begins as garbage, drawn with seed, seed + 1, ...
         time_limit: seconds of computing after which an endless loop is an error if nothing else moves; 0:
-        no limit.
+        no limit; None: options.AIE_TIME_LIMIT for a module with aie.device, no limit for others.
         expect: by number, what arguments shall be after the run in order. tolerance: how far floats may be
         from it, in units of 1 + |expected|; 0: no bit may differ.
 

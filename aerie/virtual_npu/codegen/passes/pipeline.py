@@ -7,6 +7,7 @@ from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 
+from aerie.virtual_npu.codegen.passes.divide_tiles import divide_tiles
 from aerie.virtual_npu.codegen.passes.elide_l1_copies import elide_l1_copies
 from aerie.virtual_npu.codegen.passes.elide_l2_copies import elide_l2_copies
 from aerie.virtual_npu.codegen.passes.hoist_l1_buffers import hoist_l1_buffers
@@ -43,6 +44,7 @@ def advance(
         find_rounded_products(module, options)
         elide_l2_copies(module, options)
         elide_l1_copies(module, options, kernel_dirs)
+        divide_tiles(module, options, kernel_dirs)
     if options.checks:
         start_before_transfers(module)
     mark_nests(module, options)

@@ -6,6 +6,8 @@
 // the earlier one. In builds without checks a Strand is empty and costs nothing.
 #pragma once
 
+#include <initializer_list>
+
 #include "vnpu/memory.h"
 #include "vnpu/order_hooks.h"
 #include "vnpu/record.h"
@@ -20,6 +22,16 @@ struct Use {
   Buffer *buffer = nullptr;
 #endif
 };
+
+// Whether nothing that one of the uses writes is in another one.
+inline bool are_apart(std::initializer_list<Use> uses) {
+  for (const Use &one : uses) {
+    for (const Use &other : uses) {
+      if (one.writes && &one != &other && one.low < other.high && other.low < one.high) return false;
+    }
+  }
+  return true;
+}
 
 // Which engine executes an operation of a launch or segment on the device, for its locks. mlir-air's air-to-aie puts locks
 // around every transfer from and to a buffer in L1 or L2, in program order. The cores of a herd run in program order too, and

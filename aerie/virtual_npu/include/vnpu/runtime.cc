@@ -263,16 +263,29 @@ void pool_free(void *data) {
 namespace {
 
 struct Parallel {
-  void (*body)(void *, i64);
-  void *context;
+  void (*run)(const Parallel &, i64 first, i64 end);  // some neighbouring indices
+  const void *work;
   i64 count;
+  i64 grain, shares;              // a thread takes the indices that are left / shares, but not fewer than grain
   const ExecutionPlace *where;    // the place that started it
-  Running *run;
+  Running *run_state;
   i64 next = 0;          // the next index to run
   i64 failed_at = -1;    // the lowest index that failed, so that the message does not depend on timing
-  Failure failure;
+  Failure failure{};
+
+  bool take(i64 &first, i64 &end) {
+    first = __atomic_load_n(&next, __ATOMIC_RELAXED);
+    do {
+      if (first >= count) return false;
+      const i64 left = count - first, share = left / shares;
+      end = first + (share > grain ? share : grain < left ? grain : left);
+    } while (!__atomic_compare_exchange_n(&next, &first, end, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return true;
+  }
 };
 pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER;
+
+constexpr i64 kSharesPerThread = 2;  // a thread that is slower by half ends no later than the others
 
 thread_local bool inside_loop = false;
 thread_local int thread_limit = 1;  // helpers keep 1: a nested loop is theirs alone
@@ -298,18 +311,16 @@ i64 shuffled(i64 i, i64 count) {
 void work_on(void *context) {
   Parallel &loop = *static_cast<Parallel *>(context);
   here = loop.where;
-  running = loop.run;
-  for (;;) {
-    const i64 turn = __atomic_fetch_add(&loop.next, 1, __ATOMIC_RELAXED);
-    if (turn >= loop.count) return;
-    const i64 i = shuffled(turn, loop.count);
+  running = loop.run_state;
+  for (i64 first, end; loop.take(first, end);) {
     try {
       check_running();
-      loop.body(loop.context, i);
+      loop.run(loop, first, end);
     } catch (const Failure &failure) {
+      const i64 at = shuffled(first, loop.count);
       pthread_mutex_lock(&failing);
-      if (loop.failed_at < 0 || i < loop.failed_at) {
-        loop.failed_at = i;
+      if (loop.failed_at < 0 || at < loop.failed_at) {
+        loop.failed_at = at;
         loop.failure = failure;
       }
       pthread_mutex_unlock(&failing);
@@ -330,6 +341,39 @@ void look_for_signals(void *) {
 
 int parallel_threads() { return inside_loop ? 1 : thread_limit; }
 
+namespace {
+
+struct ForEach {
+  void (*body)(void *, i64);
+  void *context;
+};
+
+struct ForTrips {
+  void (*body)(void *, i64, Trips);
+  void *context;
+  i64 trips;  // of a tile
+};
+
+void share_loop(Parallel &&loop, int helpers) {
+  inside_loop = true;
+  team().share(helpers, work_on, look_for_signals, &loop);
+  inside_loop = false;
+  if (loop.failed_at >= 0) throw loop.failure;
+}
+
+// Trips of several tiles, counted through.
+void run_trips(const Parallel &loop, i64 first, i64 end) {
+  const ForTrips &work = *static_cast<const ForTrips *>(loop.work);
+  while (first < end) {
+    const i64 tile = first / work.trips, begin = tile * work.trips;
+    const i64 stop = end - begin < work.trips ? end : begin + work.trips;
+    work.body(work.context, tile, {first - begin, stop - begin});
+    first = stop;
+  }
+}
+
+}  // namespace
+
 void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
   if (helpers <= 0 || inside_loop) {
@@ -339,11 +383,22 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
     }
     return;
   }
-  Parallel loop{body, context, count, here, running, 0, -1, {}};
-  inside_loop = true;
-  team().share(helpers, work_on, look_for_signals, &loop);
-  inside_loop = false;
-  if (loop.failed_at >= 0) throw loop.failure;
+  const ForEach work{body, context};
+  const auto run = [](const Parallel &loop, i64 first, i64) {
+    const ForEach &each = *static_cast<const ForEach *>(loop.work);
+    each.body(each.context, shuffled(first, loop.count));
+  };
+  share_loop(Parallel{run, &work, count, 1, count + 1, here, running}, helpers);
+}
+
+void parallel_trips(const DividedTiles &tiles, bool apart, void (*body)(void *, i64, Trips), void *context) {
+  const ForTrips work{body, context, tiles.trips};
+  const i64 count = tiles.count * tiles.trips, grains = count / tiles.grain;
+  const int threads = int(grains < thread_limit ? grains : thread_limit);
+  if (thread_limit <= 1 || grains <= tiles.count || inside_loop || !apart || run_seed) {
+    return parallel(tiles.count, [&](i64 tile) { body(context, tile, {0, tiles.trips}); });
+  }
+  share_loop(Parallel{run_trips, &work, count, tiles.grain, kSharesPerThread * threads, here, running}, threads - 1);
 }
 
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
