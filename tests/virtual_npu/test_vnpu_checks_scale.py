@@ -1,3 +1,4 @@
+
 """Checked runs stay linear in their events, and their reports do not depend on the number of threads."""
 
 from __future__ import annotations
