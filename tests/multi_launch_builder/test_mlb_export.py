@@ -86,10 +86,14 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, capsys, argument
 
 
 def test_a_family_s_launches_are_asked_for_by_flags(tmp_path):
-    assert main(["mlir", str(tmp_path), *SMALL, "--qkv-bias", "--qk-norm"]) == 0
+    factors = ["--attention-scale", "0.3", "--residual-scale", "0.22", "--rotary-dim", "32"]
+    assert main(["mlir", str(tmp_path), *SMALL, "--qkv-bias", "--qk-norm", *factors]) == 0
     table = json.loads((tmp_path / "programs" / "rms_gemv_rope.args.json").read_text())
     assert {"bq", "bk", "bv", "q_norm", "k_norm"} <= {a["name"] for a in table["arguments"]}
     assert {"q_bias", "k_norm"} <= set(table["launches"])
+    assert {a["name"]: a["shape"] for a in table["arguments"]}["rope_row"] == [32]
+    assert "l1_scale_2" in (tmp_path / "programs" / "o_gemv_ffn.mlir").read_text()
+    assert "ATTN_SCALE_BITS=1050253722" in (tmp_path / "programs" / "flash_attn.mlir").read_text()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path, capsys):
