@@ -24,14 +24,15 @@ with a timeout hand them to a thread of their own.
 """
 
 from aerie.virtual_npu.pyxrt.objects import BufferObject as bo  # noqa: N813  pyxrt's own spelling
-from aerie.virtual_npu.pyxrt.objects import Device as device  # noqa: N813
 from aerie.virtual_npu.pyxrt.objects import Elf as elf  # noqa: N813
 from aerie.virtual_npu.pyxrt.objects import ExtBufferObject, XrtError, ert_cmd_state, xclBOSyncDirection
-from aerie.virtual_npu.pyxrt.objects import HwContext as hw_context  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import ExtKernel
 from aerie.virtual_npu.pyxrt.runs import Run as run  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import RunList as runlist  # noqa: N813
-from aerie.virtual_npu.pyxrt.runs import XrtKernel as kernel  # noqa: N813
+from aerie.virtual_npu.pyxrt.xclbins import Xclbin as xclbin  # noqa: N813
+from aerie.virtual_npu.pyxrt.xclbins import XclbinContext as hw_context  # noqa: N813
+from aerie.virtual_npu.pyxrt.xclbins import XclbinDevice as device  # noqa: N813
+from aerie.virtual_npu.pyxrt.xclbins import XclbinFlowKernel as kernel  # noqa: N813
 
 
 class ext:  # noqa: N801
@@ -51,5 +52,6 @@ __all__ = [
     "kernel",
     "run",
     "runlist",
+    "xclbin",
     "xclBOSyncDirection",
 ]

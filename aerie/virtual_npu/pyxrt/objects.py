@@ -185,10 +185,19 @@ class BufferObject:
     """`size` bytes that host and device see. `bo(parent, size, offset)` is a part of another one.
 
     Host memory starts as zero. In strict mode the device has memory of its own, filled with POISON, and only
-    `sync` moves bytes between the two; otherwise the two are one. `ext.bo(device, size)` makes a whole one.
+    `sync` moves bytes between the two; otherwise the two are one. `ext.bo(device, size)` makes a whole one, and
+    so does the xclbin flow's `bo(device, size, flags, group)`.
     """
 
-    def __init__(self, parent: BufferObject, size: int, offset: int = 0) -> None:
+    normal, cacheable, device_only, host_only, p2p, svm = 0, 1 << 24, 1 << 28, 1 << 29, 1 << 30, 1 << 27
+    """Flags of the xclbin flow, which change nothing here."""
+
+    def __init__(
+        self, parent: BufferObject | Device, size: int, offset: int = 0, group: int | None = None
+    ) -> None:
+        if isinstance(parent, Device) and group is not None:
+            self._allocate(parent, size)
+            return
         if not isinstance(parent, BufferObject):
             raise XrtError(
                 "pyxrt.bo(buffer, size, offset) makes a part of a buffer; for a new buffer of the ELF flow "
@@ -203,6 +212,17 @@ class BufferObject:
         _check_range("sub-buffer", size, offset, parent._size)
         self._parent = parent  # a part keeps the whole alive, as XRT's does
         self._set(parent._host, parent._device, parent._start + offset, size, parent._strict)
+
+    def _allocate(self, device: Device, size: int) -> None:
+        """Make this a buffer of its own."""
+        if size <= 0:
+            raise XrtError(f"a buffer object of {size} bytes is empty; its size must be 1 or more")
+        host = DeviceMemory(size)
+        on_device = host
+        if device.strict:
+            on_device = DeviceMemory(size)
+            on_device.bytes.fill(POISON)
+        self._set(host, on_device, 0, size, device.strict)
 
     def _set(self, host: DeviceMemory, device: DeviceMemory, start: int, size: int, strict: bool) -> None:
         self._host, self._device = host, device
@@ -230,6 +250,17 @@ class BufferObject:
             to, of = (self._device, self._host) if direction == TO_DEVICE else (self._host, self._device)
             to.bytes[part] = of.bytes[part]
 
+    def write(self, content: bytes | bytearray | memoryview | npt.NDArray[np.generic], offset: int = 0) -> None:
+        """Copy bytes to the host side, from `offset` on."""
+        data = bytes(content)
+        _check_range("write", len(data), offset, self._size)
+        self.map()[offset : offset + len(data)] = data
+
+    def read(self, size: int, offset: int = 0) -> memoryview:
+        """Bytes of the host side."""
+        _check_range("read", size, offset, self._size)
+        return self.map()[offset : offset + size]
+
     def size(self) -> int:
         """Bytes."""
         return self._size
@@ -245,14 +276,7 @@ class ExtBufferObject(BufferObject):
     def __init__(self, device: Device, size: int) -> None:
         if not isinstance(device, Device):
             raise XrtError(f"ext.bo wants (pyxrt.device, size), not a {type(device).__name__}")
-        if size <= 0:
-            raise XrtError(f"a buffer object of {size} bytes is empty; its size must be 1 or more")
-        host = DeviceMemory(size)
-        on_device = host
-        if device.strict:
-            on_device = DeviceMemory(size)
-            on_device.bytes.fill(POISON)
-        self._set(host, on_device, 0, size, device.strict)
+        self._allocate(device, size)
 
     def __del__(self) -> None:
         # A view from map() outlives its buffer in Python but not with the real pyxrt: let it read NaN.
