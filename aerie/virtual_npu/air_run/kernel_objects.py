@@ -10,6 +10,10 @@ import os
 import sys
 
 MARK = "aerie kernel object"
+ALWAYS = ("-include", "aie_kernels/aie_kernel_utils.h")
+"""Newer versions of the AIE API have the loop hints of this header themselves."""
+AIE2 = "-D__AIEARCH__=20"
+"""What the compiler defines for npu1's cores."""
 
 
 def main(words: list[str]) -> int:
@@ -17,13 +21,15 @@ def main(words: list[str]) -> int:
     if "--version" in words:
         print("clang version 20.0.0 (the virtual NPU's: objects hold where their source is)")
         return 0
-    source, output, flags = None, None, []
+    source, output, flags = None, None, list(ALWAYS)
     rest = iter(words)
     for word in rest:
         if word == "-o":
             output = next(rest, None)
-        elif word in ("-D", "-I", "-include"):
+        elif word in ("-D", "-I"):
             flags.append(_flag(word, next(rest, "")))
+        elif word == "aie2" or word.startswith("--target=aie2-"):
+            flags.append(AIE2)
         elif word[:2] in ("-D", "-I"):
             flags.append(_flag(word[:2], word[2:]))
         elif word.endswith((".cc", ".cpp", ".c", ".cxx")):

@@ -7,9 +7,17 @@ nothing to it.
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 
-from aerie.virtual_npu.pyxrt.objects import BufferObject, Device, Elf, HwContext, XrtError
+from aerie.virtual_npu.pyxrt.objects import (
+    BufferObject,
+    Device,
+    Elf,
+    HwContext,
+    XrtError,
+    ert_cmd_state,
+)
 from aerie.virtual_npu.pyxrt.runs import KERNEL_PREFIX, Run, XrtKernel
 
 KERNEL_NAME = "MLIR_AIE"
@@ -76,6 +84,17 @@ class XclbinContext(HwContext):
         self.program = program
 
 
+class XclbinRun(Run):
+    """A run of the xclbin flow, whose callers look at the state alone: it prints why it failed."""
+
+    def wait(self, timeout_ms: int = 0) -> ert_cmd_state:
+        """As of any run."""
+        state = super().wait(timeout_ms)
+        if state == ert_cmd_state.ERT_CMD_STATE_ERROR:
+            print(f"error: {self._failure}", file=sys.stderr, flush=True)
+        return state
+
+
 class XclbinFlowKernel(XrtKernel):
     """`kernel(context, "main:ENTRY")`, or `kernel(context, "MLIR_AIE")` of an xclbin."""
 
@@ -95,5 +114,9 @@ class XclbinFlowKernel(XrtKernel):
     def __call__(self, *arguments: BufferObject | int) -> Run:
         """A started run. Of an xclbin the arguments are the opcode, the instructions, their number, buffers."""
         of_kernel = arguments[FIRST_ARGUMENT:] if self._of_xclbin else arguments
-        # As on the device: what a caller leaves out is not looked at, and what is too much has no effect.
-        return super().__call__(*of_kernel[: len(self.arguments)])  # type: ignore[arg-type]
+        run = XclbinRun(self) if self._of_xclbin else Run(self)
+        # As on the device, an argument too many has no effect.
+        for index, argument in enumerate(of_kernel[: len(self.arguments)]):
+            run.set_arg(index, argument)
+        run.start()
+        return run
