@@ -38,9 +38,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--env", action="store_true", help="print the environment, for eval in a shell")
     parser.add_argument(
-        "--table", type=Path, metavar="TSV", help="run all examples of the checkout, and write what passes and why not"
+        "--table",
+        type=Path,
+        metavar="TSV",
+        help="run all examples of the checkout, and write what passes and why not",
     )
-    parser.add_argument("--only", metavar="TEXT", default="", help="with --table: the runs whose name has TEXT")
+    parser.add_argument(
+        "--only", metavar="TEXT", default="", help="with --table: the runs whose name has TEXT"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="with --table: so many at a time")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="SCRIPT.py [ARGS], or a command")
     return parser
@@ -80,8 +85,8 @@ def _run(options: argparse.Namespace) -> int:
 def _checkout(named: Path | None, words: Sequence[str]) -> Path:
     if named is not None:
         return checkouts.find_checkout(named)
-    script = Path(words[0]).resolve().parent if words and Path(words[0]).is_file() else None
-    return checkouts.find_checkout(script)
+    file = next((word for word in words if Path(word).is_file()), None)
+    return checkouts.find_checkout(Path(file).resolve().parent if file else None)
 
 
 def _replace_process(words: Sequence[str], variables: dict[str, str]) -> int:

@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if "-i" in options:
-        Path(options["-i"]).write_bytes(bytes(4))  # pyxrt's xclbin flow wants instructions, and none are needed
+        Path(options["-i"]).write_bytes(
+            bytes(4)
+        )  # pyxrt's xclbin flow wants instructions, and none are needed
     return 0
 
 
@@ -63,7 +65,9 @@ def _build(source: Path, output: Path) -> None:
     from aerie.virtual_npu.options import BuildOptions
 
     options = dataclasses.replace(BuildOptions.from_knobs(), checks=os.environ.get(CHECKS) != "0")
-    toolchain.build(read_text(source), output, kernel_dirs=[source.parent], filename=str(source), options=options)
+    toolchain.build(
+        read_text(source), output, kernel_dirs=[source.parent], filename=str(source), options=options
+    )
 
 
 if __name__ == "__main__":

@@ -173,7 +173,10 @@ def _bind(table: OperationTable, arguments: Sequence[Any], named: dict[str, Any]
 
 def _flat(groups: Sequence[Any]) -> list[Any]:
     return [
-        value for group in groups for value in (group if isinstance(group, list) else [group]) if value is not None
+        value
+        for group in groups
+        for value in (group if isinstance(group, list) else [group])
+        if value is not None
     ]
 
 
@@ -209,7 +212,10 @@ def _attribute(name: str, given: Any, bindings: Any) -> Any:
     i64 = bindings.IntegerType.get_signless(64)
     if isinstance(given, int):
         return bindings.IntegerAttr.get(i64, given)
-    entries = [each if isinstance(each, bindings.Attribute) else bindings.IntegerAttr.get(i64, each) for each in given]
+    entries = [
+        each if isinstance(each, bindings.Attribute) else bindings.IntegerAttr.get(i64, each)
+        for each in given
+    ]
     return bindings.ArrayAttr.get(entries)
 
 

@@ -16,14 +16,18 @@ from typing import Any
 from aerie.virtual_npu.errors import UnsupportedOpError
 
 
-class TransformScript:
-    """A transform script that MLIR's bindings cannot read, for it has operations of mlir-air's extension."""
+class ModuleText:
+    """A module that MLIR's bindings cannot read. It prints as it is written, which is all that aircc needs."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     def __str__(self) -> str:
         return self.text
+
+
+class TransformScript(ModuleText):
+    """A transform script with operations of mlir-air's extension."""
 
 
 def extend_bindings(ir: Any) -> None:
@@ -39,7 +43,10 @@ def extend_bindings(ir: Any) -> None:
                 return TransformScript(text)
             if not _AIR_ASSEMBLY.search(text):
                 raise
+        try:
             return read(to_generic(text), context)
+        except ir.MLIRError:  # it does not look up symbols through operations that it does not know
+            return ModuleText(text)
 
     ir.Module.parse = staticmethod(parse)
 
@@ -83,7 +90,10 @@ def _token_type(ir: Any) -> type:
 
 def run_transform(script: Any, module: Any) -> None:  # noqa: ARG001
     """Leave the transform script out, and say so: it changes how a program computes, not what."""
-    print("note: the transform script is left out: it tiles and vectorises, which the virtual NPU does not need", file=sys.stderr)
+    print(
+        "note: the transform script is left out: it tiles and vectorises, which the virtual NPU does not need",
+        file=sys.stderr,
+    )
 
 
 def runner_module(name: str) -> ModuleType:

@@ -134,7 +134,9 @@ def _output(command: str, folder: Path, variables: Mapping[str, str]) -> tuple[i
 def _is_in(check: str, output: str) -> bool:
     """Whether FileCheck would find a line: `{{...}}` is a regular expression, spaces count once."""
     pieces = re.split(r"\{\{(.*?)\}\}", check)
-    pattern = "".join(piece if odd % 2 else re.sub(r"(\\ )+", r"\\s+", re.escape(piece)) for odd, piece in enumerate(pieces))
+    pattern = "".join(
+        piece if odd % 2 else re.sub(r"(\\ )+", r"\\s+", re.escape(piece)) for odd, piece in enumerate(pieces)
+    )
     return re.search(pattern, output) is not None
 
 
@@ -142,5 +144,9 @@ def _reason(output: str) -> str:
     """The line that says why: the first error of ours, else the last line that names an error."""
     lines = [line.strip() for line in output.splitlines()]
     own = [line for line in lines if line.startswith("error:") and "Traceback" not in line]
-    others = [line for line in lines if re.search(r"Error\b|error:|command not found", line) and not line.startswith("make")]
+    others = [
+        line
+        for line in lines
+        if re.search(r"Error\b|error:|command not found", line) and not line.startswith("make")
+    ]
     return (own[:1] or others[-1:] or [""])[0].replace("\t", " ")

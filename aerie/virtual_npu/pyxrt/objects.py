@@ -250,7 +250,9 @@ class BufferObject:
             to, of = (self._device, self._host) if direction == TO_DEVICE else (self._host, self._device)
             to.bytes[part] = of.bytes[part]
 
-    def write(self, content: bytes | bytearray | memoryview | npt.NDArray[np.generic], offset: int = 0) -> None:
+    def write(
+        self, content: bytes | bytearray | memoryview | npt.NDArray[np.generic], offset: int = 0
+    ) -> None:
         """Copy bytes to the host side, from `offset` on."""
         data = bytes(content)
         _check_range("write", len(data), offset, self._size)
