@@ -31,8 +31,9 @@ class TransformScript(ModuleText):
 
 
 def extend_bindings(ir: Any) -> None:
-    """Let `Module.parse` read AIR's assembly, and keep a transform script as text."""
-    read = ir.Module.parse
+    """Let `Module.parse` read AIR's assembly, keep a transform script as text, and let modules print AIR's
+    assembly, as programs expect that join the texts of several."""
+    read, to_text = ir.Module.parse, ir.Module.__str__
 
     def parse(asm: Any, context: Any = None) -> Any:
         try:
@@ -48,11 +49,32 @@ def extend_bindings(ir: Any) -> None:
         except ir.MLIRError:  # it does not look up symbols through operations that it does not know
             return ModuleText(text)
 
+    def text_of(module: Any) -> str:
+        text: str = to_text(module)
+        return to_assembly(text) if '"air.' in text else text
+
     ir.Module.parse = staticmethod(parse)
+    ir.Module.__str__ = text_of
 
 
 _TRANSFORM = re.compile(r"\btransform\.(with_pdl_patterns|named_sequence|sequence|air\.)")
 _AIR_ASSEMBLY = re.compile(r"(?<!\")\bair\.(launch|segment|herd|channel|dma_memcpy_nd|execute|wait_all)\b")
+
+
+def to_assembly(text: str) -> str:
+    """AIR text in AIR's assembly; as it is where our reader does not take it, whose message aircc then gives."""
+    from aerie.air_dialect.parser_printer import parse, print_module
+    from aerie.air_dialect.verification import AirParseError
+
+    try:
+        printed = print_module(parse(text, strict=False))
+    except AirParseError:
+        return text
+    return _SHORTENED.sub(r"\1\2", printed)
+
+
+_SHORTENED = re.compile(r"^(\s*)(?:builtin|func)\.(module|return)\b", re.MULTILINE)
+"""Operations that MLIR prints without their dialect."""
 
 
 def to_generic(text: str) -> str:
@@ -89,7 +111,8 @@ def _token_type(ir: Any) -> type:
 
 
 def run_transform(script: Any, module: Any) -> None:  # noqa: ARG001
-    """Leave the transform script out, and say so: it changes how a program computes, not what."""
+    """Leave the transform script out, and say so: it changes how a program computes. What it computes may
+    differ in rounding, where the script keeps sums in registers that the program itself rounds."""
     print(
         "note: the transform script is left out: it tiles and vectorises, which the virtual NPU does not need",
         file=sys.stderr,
