@@ -4,8 +4,6 @@
 // programming_examples/matrix_multiplication/bfp16/bfp16_utils.py packs them.
 #pragma once
 
-#include <cmath>
-
 #include "native.hpp"
 
 // One byte of a buffer of blocks.
@@ -14,6 +12,9 @@ struct bfp16ebs8 {
 };
 
 namespace aie {
+namespace host {
+constexpr double power_of_2(int exponent) { return __builtin_bit_cast(double, std::uint64_t(exponent + 1023) << 52); }
+}  // namespace host
 
 template <typename T, unsigned N>
 class block_vector {
@@ -40,10 +41,13 @@ class block_vector {
     return out;
   }
   void to_floats(float* values) const {
-    for (unsigned i = 0; i < N; ++i) {
-      const std::uint8_t* const block = data_ + i / 8 * 9;
-      values[i] = std::ldexp(float(std::int8_t(block[1 + i % 8])), int(block[0]) - 127 - 6);
-    }
+    for (unsigned i = 0; i < N; ++i) values[i] = float(double(mantissa(i)) * step(i / 8));
+  }
+  // Number i is its mantissa times the step of its block.
+  AIE_HOST_INLINE int mantissa(unsigned i) const { return std::int8_t(data_[i / 8 * 9 + 1 + i % 8]); }
+  AIE_HOST_INLINE double step(unsigned block) const {
+    const unsigned exponent = data_[block * 9];
+    return exponent == 255 ? __builtin_nan("") : host::power_of_2(int(exponent) - 127 - 6);
   }
 
  private:
@@ -59,8 +63,9 @@ class block_vector {
   static bool fits(const float* values, unsigned exponent, std::uint8_t* block) {
     block[0] = std::uint8_t(exponent);
     for (unsigned i = 0; i < 8; ++i) {
-      const float steps = std::ldexp(std::fabs(values[i]), 6 + 127 - int(exponent)), whole = std::trunc(steps);
-      const bool negative = std::signbit(values[i]);
+      const float steps = float(double(__builtin_fabsf(values[i])) * host::power_of_2(6 + 127 - int(exponent)));
+      const float whole = __builtin_truncf(steps);
+      const bool negative = __builtin_signbit(values[i]);
       if (!(steps < 256)) {  // an infinity or a NaN
         block[1 + i] = 0;
         continue;
@@ -122,16 +127,25 @@ class block_vector_output_buffer_stream {
 // acc + a b^T, all 8 x 8: the products of two blocks are summed exactly, and the sum is added with one rounding.
 inline v64accfloat mac_8x8_8x8T(const aie::block_vector<bfp16ebs8, 64>& a, const aie::block_vector<bfp16ebs8, 64>& b,
                                 const v64accfloat& acc) {
-  float left[64], right[64];
-  a.to_floats(left);
-  b.to_floats(right);
-  v64accfloat out = acc;
+  int left[64], right[64];
+  double left_step[8], right_step[8];
   for (unsigned i = 0; i < 64; ++i) {
-    float sum = 0;
-    for (unsigned k = 0; k < 8; ++k) sum += left[i / 8 * 8 + k] * right[i % 8 * 8 + k];
-    out.data.set(i, acc.data[i] + sum);
+    left[i] = a.mantissa(i);
+    right[i % 8 * 8 + i / 8] = b.mantissa(i);  // row k has the numbers that meet column k of `a`
   }
-  return out;
+  for (unsigned i = 0; i < 8; ++i) {
+    left_step[i] = a.step(i);
+    right_step[i] = b.step(i);
+  }
+  float sums[64];
+  acc.data.store(sums);
+  for (unsigned i = 0; i < 8; ++i) {
+    int row[8] = {};
+    for (unsigned k = 0; k < 8; ++k)
+      for (unsigned j = 0; j < 8; ++j) row[j] += left[i * 8 + k] * right[k * 8 + j];
+    for (unsigned j = 0; j < 8; ++j) sums[i * 8 + j] += float(row[j] * left_step[i] * right_step[j]);
+  }
+  return v64accfloat(v64accfloat::storage_t::load(sums));
 }
 inline v64accfloat mul_8x8_8x8T(const aie::block_vector<bfp16ebs8, 64>& a, const aie::block_vector<bfp16ebs8, 64>& b) {
   return mac_8x8_8x8T(a, b, aie::zeros<accfloat, 64>());
