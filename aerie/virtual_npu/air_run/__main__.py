@@ -1,4 +1,4 @@
-"""Command line: `aerie air-run SCRIPT.py [ARGS]` runs a program written against mlir-air on the virtual NPU."""
+"""Command line: `aerie air-run SCRIPT.py` runs a program written against mlir-air on the virtual NPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from aerie.common.cli_parser import OneLineParser
 from aerie.common.errors import ProgramError
 from aerie.virtual_npu.air_run import bindings, checkouts, environment
+from aerie.virtual_npu.air_run.knobs import CHECKOUT
 
 USER_ERROR = 2
 DEVICES = ("npu2", "npu1")
@@ -20,14 +21,14 @@ DEVICES = ("npu2", "npu1")
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="aerie air-run",
-        description="Runs a Python program that is written against mlir-air, or a command such as make run, on "
-        "the virtual NPU. It needs a checkout of mlir-air, and nothing that is built from it.",
+        description="Runs a Python program that is written against mlir-air, or a command such as make "
+        "run, on the virtual NPU. It needs a checkout of mlir-air, and nothing that is built from it.",
     )
     parser.add_argument(
         "--mlir-air",
         type=Path,
         metavar="DIR",
-        help=f"the checkout (default: {checkouts.VARIABLE}, or the one that the script or this folder is in)",
+        help=f"the checkout (default: {CHECKOUT.name}, or the one that the script or this folder is in)",
     )
     parser.add_argument("--device", choices=DEVICES, default=DEVICES[0], help="default: npu2")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The package `air`, put together at import: MLIR's bindings, the user's checkout, and what a build would make.
+"""The package `air`, put together at import: MLIR's bindings, the checkout, and what a build would make.
 
 `air.X` is, in this order: a module made here; the file of the checkout's python/air; `mlir.X`, the very same
 module under a second name.
@@ -82,7 +82,10 @@ class AirFinder(importlib.abc.MetaPathFinder):
         }
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002  its place follows from its name
+        target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         """The place of `air.X`; None for other modules, and for those that do not exist."""
         if not fullname.startswith("air."):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from aerie.virtual_npu.air_run.knobs import CHECKOUT
 from aerie.virtual_npu.errors import OptionError
 
-VARIABLE = "AERIE_MLIR_AIR"
 MARK = Path("python/air/dialects/_air_ops_ext.py")
 """A file that every checkout has."""
 
@@ -17,16 +16,16 @@ def find_checkout(start: Path | None = None) -> Path:
 
     Raises OptionError where there is none.
     """
-    named = os.environ.get(VARIABLE)
+    named = CHECKOUT.get()
     start = (start or Path.cwd()).resolve()
     candidates = [Path(named).expanduser().resolve()] if named else [start, *start.parents]
     for folder in candidates:
         if (folder / MARK).is_file():
             return folder
-    where = f"{VARIABLE}={named} is" if named else f"{start} is in"
+    where = f"{CHECKOUT.name}={named} is" if named else f"{start} is in"
     raise OptionError(
-        f"{where} no checkout of mlir-air (one has {MARK}): clone https://github.com/Xilinx/mlir-air, and name "
-        f"its folder with --mlir-air or {VARIABLE}"
+        f"{where} no checkout of mlir-air (one has {MARK}): clone "
+        f"https://github.com/Xilinx/mlir-air, and name its folder with --mlir-air or {CHECKOUT.name}"
     )
 
 

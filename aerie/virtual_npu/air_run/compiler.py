@@ -6,14 +6,14 @@ environment variable AERIE_AIR_CHECKS=0 leaves them out.
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from aerie.common.errors import ProgramError
+from aerie.virtual_npu.air_run.knobs import CHECKS
 
-CHECKS = "AERIE_AIR_CHECKS"
 OUTPUTS = ("-o", "--elf-name", "--pdi-name")
 WITH_VALUE = {
     *OUTPUTS, "--device", "-i", "--lower-linalg-to-func", "-trace-size", "-trace-offset", "--output-format",
@@ -58,13 +58,11 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _build(source: Path, output: Path) -> None:
-    import dataclasses
-
     from aerie.virtual_npu import toolchain
     from aerie.virtual_npu.console import read_text
     from aerie.virtual_npu.options import BuildOptions
 
-    options = dataclasses.replace(BuildOptions.from_knobs(), checks=os.environ.get(CHECKS) != "0")
+    options = dataclasses.replace(BuildOptions.from_knobs(), checks=CHECKS.get() == "1")
     toolchain.build(
         read_text(source), output, kernel_dirs=[source.parent], filename=str(source), options=options
     )

@@ -1,4 +1,4 @@
-"""The folder of commands and modules that a program of mlir-air finds in place of a build, and its environment."""
+"""The commands and modules that a program of mlir-air finds in place of a build, and its environment."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aerie import rooms
-from aerie.common.folders import cache_folder, make_folder
 from aerie.common.fingerprint import text_digest
-from aerie.virtual_npu.air_run import checkouts
+from aerie.common.folders import cache_folder, make_folder
+from aerie.virtual_npu.air_run.knobs import CHECKOUT, CHECKS, KERNELS
+from aerie.virtual_npu.errors import OptionError
 
 COMPILERS = ("clang++", "clang", "xchesscc_wrapper", "xchesscc")
 """The names under which Makefiles and scripts call the compiler of kernels."""
@@ -27,7 +28,7 @@ _PYXRT = "from aerie.virtual_npu.pyxrt import *\n"
 
 
 def stand_in_folder() -> Path:
-    """The folder, made where it does not exist: bin/ with the commands, python/ with `air` and `pyxrt`."""
+    """The folder, made where it does not exist: commands in bin/, `air` and `pyxrt` in python/."""
     files = _files()
     folder = cache_folder() / "air-run" / text_digest(repr(sorted(files.items())))[:16]
     for name, text in files.items():
@@ -60,15 +61,35 @@ def environment(checkout: Path, device: str, *, checks: bool = True) -> Mapping[
     """The variables that differ from those of this process. device: npu1 or npu2."""
     folder = stand_in_folder()
     return {
-        checkouts.VARIABLE: str(checkout),
-        "AERIE_AIR_CHECKS": "1" if checks else "0",
+        CHECKOUT.name: str(checkout),
+        CHECKS.name: "1" if checks else "0",
         "AIR_TARGET_DEVICE": device,
         "PYTHON": sys.executable,
         "PYTHONPATH": _joined(folder / "python", *_own_folders(), before="PYTHONPATH"),
         "PATH": _joined(folder / "bin", Path(sys.executable).parent, before="PATH"),
         "PEANO_INSTALL_DIR": str(folder),
-        "MLIR_AIE_INSTALL_DIR": os.environ.get("MLIR_AIE_INSTALL_DIR") or str(folder / "aie"),
+        "MLIR_AIE_INSTALL_DIR": str(_mlir_aie_folder(folder)),
     }
+
+
+def _mlir_aie_folder(folder: Path) -> Path:
+    """What takes the place of an installed mlir-aie: the kernels of a checkout, where there is one.
+
+    Raises OptionError where AERIE_MLIR_AIE names none.
+    """
+    named = KERNELS.get()
+    if not named:
+        return folder / "aie"
+    kernels = Path(named).expanduser().resolve() / "aie_kernels"
+    if not kernels.is_dir():
+        raise OptionError(
+            f"{KERNELS.name}={named} is no checkout of mlir-aie: one has the folder aie_kernels"
+        )
+    include = folder / f"aie-{text_digest(str(kernels))[:16]}" / "include"
+    make_folder(include)
+    if not (include / "aie_kernels").exists():
+        (include / "aie_kernels").symlink_to(kernels)
+    return include.parent
 
 
 def _own_folders() -> list[Path]:

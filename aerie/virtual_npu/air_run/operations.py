@@ -1,8 +1,8 @@
 """The operation classes of `air.dialects.air`, made from the tables of `aerie.air_dialect`.
 
 mlir-air's build generates them with mlir-tblgen. The names of operands are mlir-air's (AIR.td), which differ
-from ours where a table below says so. MLIR's bindings do not know the AIR dialect: an operation is made as one
-of an unregistered dialect, and prints in its generic form, which our reader takes.
+from ours where a table below says so. MLIR's bindings do not know the AIR dialect: an operation is made as
+one of an unregistered dialect.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _RESULTS = {"async_token_result": "async_token", "values": "results_"}
 
 
 def _operands(op: type[IRDLOperation], operands: Sequence[Any], lists: Any) -> Iterator[Group]:
-    """The operand groups by mlir-air's names: `herd_operands`, and `dynamic_src_sizes` beside `static_src_sizes`."""
+    """The operand groups by mlir-air's names, such as `herd_operands` and `dynamic_src_sizes`."""
     sides = [name.split("_")[1] for name in lists]
     dynamic = {number: name.replace("static_", "dynamic_", 1) for name, number in lists.items()}
     for number, (name, kind) in enumerate(operands):

@@ -1,8 +1,7 @@
-"""What mlir-air's build adds to MLIR's bindings in C++: text in AIR's assembly, the types of the dialect, passes.
+"""What mlir-air's build adds to MLIR's bindings in C++: AIR's assembly, the types of the dialect, passes.
 
 Nothing of it is built here. Text in AIR's assembly is read by our reader and handed on in generic form. A
-transform script that tiles or vectorises does not change what a program computes: it is left out, with a note.
-A pass that makes AIR from something else is refused, with what to do.
+transform script tiles and vectorises: it is left out, with a note.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from aerie.virtual_npu.errors import UnsupportedOpError
 
 
 class ModuleText:
-    """A module that MLIR's bindings cannot read. It prints as it is written, which is all that aircc needs."""
+    """A module that MLIR's bindings cannot read. It prints as it is written, which aircc needs."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -62,7 +61,7 @@ _AIR_ASSEMBLY = re.compile(r"(?<!\")\bair\.(launch|segment|herd|channel|dma_memc
 
 
 def to_assembly(text: str) -> str:
-    """AIR text in AIR's assembly; as it is where our reader does not take it, whose message aircc then gives."""
+    """AIR text in AIR's assembly; as it is where our reader does not take it, which aircc then says."""
     from aerie.air_dialect.parser_printer import parse, print_module
     from aerie.air_dialect.verification import AirParseError
 
@@ -114,7 +113,7 @@ def run_transform(script: Any, module: Any) -> None:  # noqa: ARG001
     """Leave the transform script out, and say so: it changes how a program computes. What it computes may
     differ in rounding, where the script keeps sums in registers that the program itself rounds."""
     print(
-        "note: the transform script is left out: it tiles and vectorises, which the virtual NPU does not need",
+        "note: the transform script is left out: it tiles and vectorises, and may round less often",
         file=sys.stderr,
     )
 
@@ -123,10 +122,10 @@ def runner_module(name: str) -> ModuleType:
     """The module `air._mlir_libs._air.runner`."""
     module = ModuleType(name)
 
-    def run(*arguments: Any) -> None:
+    def run(*_: Any) -> None:
         raise UnsupportedOpError(
-            "air-runner, mlir-air's model of time, is not built here: aerie vnpu run --trace shows the order of "
-            "a program's events"
+            "air-runner, mlir-air's model of time, is not built here: aerie vnpu run --trace shows the "
+            "order of a program's events"
         )
 
     module.run = run  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Runs the examples of a checkout of mlir-air by their own test files, and writes a table of what passes.
 
-A run is a RUN line of a .lit file below programming_examples that ends in FileCheck. The language models (llms/)
-need weights and are left out. A table that exists is read first: with --only, the other rows stay.
+A run is a RUN line of a .lit file below programming_examples that ends in FileCheck. The language models
+(llms/) need weights and are left out. A table that exists is read first: with --only, the other rows stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +26,7 @@ HEADER = ("run", "device", "result", "why")
 
 
 class Run(NamedTuple):
-    """A RUN line: its name (`relu/run_makefile_peano:3`), the command, and the lines that FileCheck looks for."""
+    """A RUN line: its name (`relu/run_makefile_peano:3`), the command, and what FileCheck looks for."""
 
     name: str
     folder: Path
@@ -98,7 +97,8 @@ def _try(run: Run, checkout: Path) -> Row:
     variables = {**os.environ, **environment.environment(checkout, run.device)}
     command = _substituted(run.command, variables)
     with tempfile.TemporaryDirectory(prefix="air-run-") as work:
-        status, output = _output(command, Path(work), variables)
+        # XRTRunner takes turns by a lock in the folder of temporary files; here each run has its own device.
+        status, output = _output(command, Path(work), {**variables, "TMPDIR": work})
     missing = next((line for line in run.checks if not _is_in(line, output)), None)
     if status == 0 and missing is None:
         return Row(run.name, run.device, PASS, "")
@@ -109,9 +109,12 @@ def _try(run: Run, checkout: Path) -> Row:
 def _substituted(command: str, variables: Mapping[str, str]) -> str:
     python = shlex.quote(sys.executable)
     for name, value in {
-        "%run_on_npu1%": "", "%run_on_npu2%": "", "%PEANO_INSTALL_DIR": variables["PEANO_INSTALL_DIR"],
-        "%PYTHON": python, "%python": python,
-    }.items():  # fmt: skip
+        "%run_on_npu1%": "",
+        "%run_on_npu2%": "",
+        "%PEANO_INSTALL_DIR": variables["PEANO_INSTALL_DIR"],
+        "%PYTHON": python,
+        "%python": python,
+    }.items():
         command = command.replace(name, value)
     return command
 
@@ -119,9 +122,15 @@ def _substituted(command: str, variables: Mapping[str, str]) -> str:
 def _output(command: str, folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
     """The exit status and all output of a command; 124 past the time limit."""
     with subprocess.Popen(
-        ["bash", "-c", command], cwd=folder, env=dict(variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", start_new_session=True,
-    ) as process:  # fmt: skip
+        ["bash", "-c", command],
+        cwd=folder,
+        env=dict(variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
         try:
             output, _ = process.communicate(timeout=TIME_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -133,20 +142,15 @@ def _output(command: str, folder: Path, variables: Mapping[str, str]) -> tuple[i
 
 def _is_in(check: str, output: str) -> bool:
     """Whether FileCheck would find a line: `{{...}}` is a regular expression, spaces count once."""
-    pieces = re.split(r"\{\{(.*?)\}\}", check)
-    pattern = "".join(
-        piece if odd % 2 else re.sub(r"(\\ )+", r"\\s+", re.escape(piece)) for odd, piece in enumerate(pieces)
-    )
+    pieces = re.split(r"\{\{(.*?)\}\}", check)  # every second one is a regular expression
+    quoted = [re.sub(r"(\\ )+", r"\\s+", re.escape(piece)) for piece in pieces]
+    pattern = "".join(pieces[at] if at % 2 else quoted[at] for at in range(len(pieces)))
     return re.search(pattern, output) is not None
 
 
 def _reason(output: str) -> str:
     """The line that says why: the first error of ours, else the last line that names an error."""
-    lines = [line.strip() for line in output.splitlines()]
-    own = [line for line in lines if line.startswith("error:") and "Traceback" not in line]
-    others = [
-        line
-        for line in lines
-        if re.search(r"Error\b|error:|command not found", line) and not line.startswith("make")
-    ]
+    lines = [line.strip() for line in output.splitlines() if not line.startswith("make")]
+    own = [line for line in lines if line.startswith("error:")]
+    others = [line for line in lines if re.search(r"Error\b|error:|command not found", line)]
     return (own[:1] or others[-1:] or [""])[0].replace("\t", " ")

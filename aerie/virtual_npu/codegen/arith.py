@@ -248,7 +248,8 @@ def _bitcast(body: Body, op: Operation) -> None:
     source, result = op.operands[0].type, op.results[0]
     if _is_nibbles(result.type) and not _is_nibbles(source):
         assert isinstance(result.type, VectorType)
-        packed = f"vnpu::bit_cast<vnpu::Vec<uint8_t, {types.lanes(result.type) // 2}>>({body.text(op.operands[0])})"
+        count = types.lanes(result.type) // 2
+        packed = f"vnpu::bit_cast<vnpu::Vec<uint8_t, {count}>>({body.text(op.operands[0])})"
         _define_nibbles(body, result, f"vnpu::unpack_nibbles({packed})")
         return
     if _is_nibbles(source):

@@ -52,6 +52,6 @@ __all__ = [
     "kernel",
     "run",
     "runlist",
-    "xclbin",
     "xclBOSyncDirection",
+    "xclbin",
 ]

@@ -185,8 +185,8 @@ class BufferObject:
     """`size` bytes that host and device see. `bo(parent, size, offset)` is a part of another one.
 
     Host memory starts as zero. In strict mode the device has memory of its own, filled with POISON, and only
-    `sync` moves bytes between the two; otherwise the two are one. `ext.bo(device, size)` makes a whole one, and
-    so does the xclbin flow's `bo(device, size, flags, group)`.
+    `sync` moves bytes between the two; otherwise the two are one. `ext.bo(device, size)` makes a whole one,
+    and so does the xclbin flow's `bo(device, size, flags, group)`.
     """
 
     normal, cacheable, device_only, host_only, p2p, svm = 0, 1 << 24, 1 << 28, 1 << 29, 1 << 30, 1 << 27

@@ -1,7 +1,7 @@
 """The xclbin flow of pyxrt: a program is registered with the device, and its one kernel takes instructions.
 
-The virtual NPU's xclbin is the same file as its elf. The instructions, which the caller hands over first, mean
-nothing to it.
+The virtual NPU's xclbin is the same file as its elf. The instructions, which the caller hands over first,
+mean nothing to it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class XclbinFlowKernel(XrtKernel):
         return index
 
     def __call__(self, *arguments: BufferObject | int) -> Run:
-        """A started run. Of an xclbin the arguments are the opcode, the instructions, their number, buffers."""
+        """A started run. Of an xclbin the arguments are opcode, instructions, their number, buffers."""
         of_kernel = arguments[FIRST_ARGUMENT:] if self._of_xclbin else arguments
         run = XclbinRun(self) if self._of_xclbin else Run(self)
         # As on the device, an argument too many has no effect.
