@@ -234,6 +234,19 @@ def test_the_table_says_which_pass_and_why_not(tmp_path: Path, checkout: Path) -
     ]
 
 
+def test_a_run_that_passed_and_fails_is_an_error(
+    tmp_path: Path, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = checkout / "programming_examples" / "sizes"
+    example.mkdir(parents=True)
+    (example / "run.lit").write_text(LIT)
+    before = tmp_path / "before.tsv"
+    before.write_text("run\tdevice\tresult\twhy\nsizes/run:2\tnpu1\tpass\t\ngone/run:2\tnpu1\tpass\t\n")
+    assert table.write(tmp_path / "now.tsv", checkout, "run:2", 1, before) == 1
+    assert "error: sizes/run:2 passed, and fails now: error: no room" in capsys.readouterr().err
+    assert table.write(tmp_path / "now.tsv", checkout, "run:1", 1, tmp_path / "now.tsv") == 0
+
+
 # ---- programs ----
 
 PROGRAM = """\

@@ -45,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
         help="run all examples of the checkout, and write what passes and why not",
     )
     parser.add_argument(
+        "--expect", type=Path, metavar="TSV", help="with --table: fail where a run that passes there does not"
+    )
+    parser.add_argument(
         "--only", metavar="TEXT", default="", help="with --table: the runs whose name has TEXT"
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="with --table: so many at a time")
@@ -69,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.table:
         from aerie.virtual_npu.air_run import table
 
-        return table.write(options.table, checkout, options.only, options.jobs)
+        return table.write(options.table, checkout, options.only, options.jobs, options.expect)
     variables = environment.environment(checkout, options.device, checks=options.checks)
     if options.env:
         for name, value in variables.items():

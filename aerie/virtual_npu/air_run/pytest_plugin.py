@@ -30,7 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         named = config.getoption("--mlir-air")
         checkout = checkouts.find_checkout(Path(named) if named else config.rootpath)
-        os.environ.update(environment.environment(checkout, config.getoption("--air-device")))
+        variables = environment.environment(checkout, config.getoption("--air-device"))
+        for name, value in variables.items():
+            os.environ[name] = value
         sys.path.insert(0, str(environment.stand_in_folder() / "python"))
         bindings.check_installed()
     except ProgramError as error:

@@ -68,8 +68,11 @@ def _runs_of(file: Path, examples: Path) -> Iterator[Run]:
             yield Run(f"{stem}:{number}", file.parent, device, own, checks)
 
 
-def write(path: Path, checkout: Path, only: str, jobs: int) -> int:
-    """Run what `only` names, `jobs` at a time, and write the table. Returns the exit status."""
+def write(path: Path, checkout: Path, only: str, jobs: int, expected: Path | None = None) -> int:
+    """Run what `only` names, `jobs` at a time, and write the table.
+
+    Returns the exit status: 1 where a run that passes in the table `expected` ran and does not pass.
+    """
     rows = {row.run: row for row in read(path)}
     runs = [run for run in find_runs(checkout) if only in run.name]
     with ThreadPoolExecutor(jobs) as pool:
@@ -79,12 +82,19 @@ def write(path: Path, checkout: Path, only: str, jobs: int) -> int:
             _save(path, [rows[name] for name in sorted(rows)])
     passed = sum(row.result == PASS for row in rows.values())
     print(f"{passed} of {len(rows)} runs pass")
-    return 0
+    lost = [row.run for row in read(expected) if row.result == PASS and _fails(rows.get(row.run))]
+    for name in lost:
+        print(f"error: {name} passed, and fails now: {rows[name].why}", file=sys.stderr)
+    return 1 if lost else 0
 
 
-def read(path: Path) -> list[Row]:
+def _fails(row: Row | None) -> bool:
+    return row is not None and row.result != PASS
+
+
+def read(path: Path | None) -> list[Row]:
     """The rows of a table; none where there is no file."""
-    if not path.is_file():
+    if path is None or not path.is_file():
         return []
     return [Row(*line.split("\t")) for line in path.read_text().splitlines()[1:]]
 
