@@ -130,13 +130,29 @@ def test_aircc_builds_what_pyxrt_loads(tmp_path: Path, monkeypatch: pytest.Monke
         buffer.write(b"ab", 255)
 
 
-def test_a_context_needs_a_registered_xclbin(tmp_path: Path) -> None:
-    import uuid
+STUCK = """\
+module {
+  air.channel @c [1]
+  func.func @stuck(%x: memref<64xf32>) { air.channel.get @c[] (%x[] [] []) : (memref<64xf32>)
+    return }
+}
+"""
 
+
+def test_a_run_of_the_xclbin_flow_says_why_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     from aerie.virtual_npu import pyxrt
 
-    with pytest.raises(pyxrt.XrtError, match=r"no xclbin with uuid .* is registered"):
-        pyxrt.hw_context(pyxrt.device(0), uuid.uuid4())
+    monkeypatch.chdir(tmp_path)
+    Path("air.mlir").write_text(STUCK)
+    assert compiler.main(["air.mlir", "-o", "air.xclbin"]) == 0
+    device, xclbin = pyxrt.device(0), pyxrt.xclbin("air.xclbin")
+    context = pyxrt.hw_context(device, device.register_xclbin(xclbin))
+    buffer = pyxrt.bo(device, 256, pyxrt.bo.host_only, 0)
+    run = pyxrt.kernel(context, "MLIR_AIE")(3, buffer, 1, buffer)
+    assert run.wait() == pyxrt.ert_cmd_state.ERT_CMD_STATE_ERROR
+    assert "error: stuck: deadlock" in capfd.readouterr().err
 
 
 def test_aircc_says_what_is_wrong(
