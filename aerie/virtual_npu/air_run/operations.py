@@ -26,7 +26,7 @@ class Group(NamedTuple):
     """Operands or results of one name."""
 
     name: str
-    count: int
+    arity: int
 
 
 class OperationTable(NamedTuple):
@@ -138,8 +138,8 @@ def operation_class(table: OperationTable, bindings: Any) -> Any:
             self,
             table.name,
             (table.n_regions, True),
-            [group.count for group in table.operands] if len(table.operands) > 1 else None,
-            [group.count for group in table.results] if len(table.results) > 1 else None,
+            [group.arity for group in table.operands] if len(table.operands) > 1 else None,
+            [group.arity for group in table.results] if len(table.results) > 1 else None,
             attributes=attributes,
             results=results if len(table.results) > 1 else _flat(results),
             operands=operands if len(table.operands) > 1 else _flat(operands),
@@ -181,7 +181,7 @@ def _flat(groups: Sequence[Any]) -> list[Any]:
 
 
 def _values(given: Any, group: Group, bindings: Any) -> Any:
-    if group.count == VARIADIC:
+    if group.arity == VARIADIC:
         return [_value(each, bindings) for each in given or ()]
     return None if given is None else _value(given, bindings)
 
@@ -194,7 +194,7 @@ def _value(given: Any, bindings: Any) -> Any:
 
 
 def _types(given: Any, group: Group) -> Any:
-    return list(given or ()) if group.count == VARIADIC else given
+    return list(given or ()) if group.arity == VARIADIC else given
 
 
 def _attribute(name: str, given: Any, bindings: Any) -> Any:
@@ -233,7 +233,7 @@ def _operand_getter(table: OperationTable, number: int) -> Any:
             sizes = list(self.operation.attributes["operandSegmentSizes"])
         start = sum(sizes[:number])
         found = operands[start : start + sizes[number]]
-        if table.operands[number].count == VARIADIC:
+        if table.operands[number].arity == VARIADIC:
             return found
         return found[0] if found else None
 

@@ -105,7 +105,7 @@ def _save(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _try(run: Run, checkout: Path) -> Row:
-    """Run with checks, and where that fails without: then it is a finding, and the program's own check passes."""
+    """Run with checks, and where that fails without: what passes then has a finding."""
     reason = _failure(run, checkout, checks=True)
     if not reason:
         return Row(run.name, run.device, PASS, "")

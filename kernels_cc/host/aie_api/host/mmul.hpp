@@ -180,10 +180,11 @@ struct zero_flag<true> {
 template <unsigned M_, unsigned K_, unsigned N_, typename TypeA, typename TypeB = TypeA, typename Tag = accauto>
 struct mmul : host::zero_flag<!host::is_float<TypeA> && !host::is_float<TypeB>> {
   using tag = decltype(host::mmul_tag<M_, K_, N_, TypeA, TypeB>());
-  static_assert(!std::is_void_v<tag>,
-                "AIE2P has no aie::mmul of this shape for these types. It has (M x K x N): bfloat16 8x8x4, 4x8x8, 4x8x4, "
-                "8x1x8, 8x8x8; float 4x8x4, 4x1x4, 4x1x8; int8 2x8x8, 4x8x8, 8x8x8; int16 4x2x8, 8x2x8, 2x4x8, 4x4x8, "
-                "8x1x8; int32 4x2x8, 4x4x8, 4x4x4, 8x2x8, 4x1x8; AIE2's further shapes need __AIEARCH__ 20; a sparse B is not in this host subset");
+  static_assert(
+      !std::is_void_v<tag>,
+      "AIE2P has no aie::mmul of this shape for these types. It has (M x K x N): bfloat16 8x8x4, 4x8x8, 4x8x4, "
+      "8x1x8, 8x8x8; float 4x8x4, 4x1x4, 4x1x8; int8 2x8x8, 4x8x8, 8x8x8; int16 4x2x8, 8x2x8, 2x4x8, 4x4x8, "
+      "8x1x8; int32 4x2x8, 4x4x8, 4x4x4, 8x2x8, 4x1x8; AIE2's further shapes need __AIEARCH__ 20; a sparse B is not in this host subset");
   static_assert(std::is_same_v<Tag, accauto> || std::is_void_v<tag> || std::is_same_v<Tag, tag>,
                 "aie::mmul: this shape accumulates in another tag on AIE2P; leave the tag out (accauto)");
 

@@ -6,15 +6,14 @@
 #include "elementary.hpp"
 
 // Registers of 128 to 1024 bits, and `extract_v8bfloat16(v, i)`: part i of a larger one.
-#define AIE_HOST_NATIVE(T, N)                                                     \
-  using v##N##T = aie::vector<T, N>;                                              \
-  template <unsigned M>                                                           \
-    requires(M >= N)                                                              \
+#define AIE_HOST_NATIVE(T, N)                                                      \
+  using v##N##T = aie::vector<T, N>;                                               \
+  template <unsigned M>                                                            \
+    requires(M >= N)                                                               \
   AIE_HOST_INLINE v##N##T extract_v##N##T(const aie::vector<T, M>& v, int index) { \
-    return v.template extract<N>(index);                                          \
+    return v.template extract<N>(index);                                           \
   }
-#define AIE_HOST_NATIVES(T, A, B, C, D) \
-  AIE_HOST_NATIVE(T, A) AIE_HOST_NATIVE(T, B) AIE_HOST_NATIVE(T, C) AIE_HOST_NATIVE(T, D)
+#define AIE_HOST_NATIVES(T, A, B, C, D) AIE_HOST_NATIVE(T, A) AIE_HOST_NATIVE(T, B) AIE_HOST_NATIVE(T, C) AIE_HOST_NATIVE(T, D)
 AIE_HOST_NATIVES(int8, 16, 32, 64, 128)
 AIE_HOST_NATIVES(uint8, 16, 32, 64, 128)
 AIE_HOST_NATIVES(int16, 8, 16, 32, 64)

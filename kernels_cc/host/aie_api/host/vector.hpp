@@ -171,9 +171,7 @@ class vector<T, N> {
     return vector<uint8, N / 2>(data).template cast_to<U>();
   }
   // The lanes in 8 bits: int8 for int4, uint8 for uint4.
-  AIE_HOST_INLINE auto unpack() const {
-    return unpack_sign<std::conditional_t<is_signed(), int8, uint8>>(is_signed());
-  }
+  AIE_HOST_INLINE auto unpack() const { return unpack_sign<std::conditional_t<is_signed(), int8, uint8>>(is_signed()); }
   // The lanes in 8 bits, with the sign that `is_signed_now` says.
   template <typename To>
   AIE_HOST_INLINE vector<To, N> unpack_sign(bool is_signed_now) const {
