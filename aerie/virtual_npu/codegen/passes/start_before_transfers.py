@@ -55,11 +55,9 @@ def _move_up(op: SegmentOp | HerdOp) -> None:
         result for before in (*behind, first) if before not in numbers for result in before.results
     ):
         return
-    for needed in reversed(numbers):
-        needed.detach()
-        block.insert_op_before(needed, first)
-    op.detach()
-    block.insert_op_before(op, first)
+    for moved in (*reversed(numbers), op):
+        moved.detach()  # type: ignore[no-untyped-call]
+        block.insert_op_before(moved, first)
 
 
 def _passed(op: Operation) -> Iterable[Operation]:
