@@ -79,7 +79,7 @@ FAMILY_CHANGES = {"granite": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)}
 FAMILY_CHANGES["phi3"] = {
     "partial_rotary_factor": 0.5,
     "rope_scaling": LongRopeScaling(
-        (1.0,) * 16, tuple(1.5 + i for i in range(16)), original_max_position_embeddings=64,
+        (1.0,) * 16, tuple(1.5 + i for i in range(16)), original_max_position_embeddings=2048,
         attention_factor=1.19,
     ),
 }  # fmt: skip

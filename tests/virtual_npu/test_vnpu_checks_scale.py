@@ -1,4 +1,3 @@
-
 """Checked runs stay linear in their events, and their reports do not depend on the number of threads."""
 
 from __future__ import annotations
