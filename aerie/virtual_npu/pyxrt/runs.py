@@ -16,14 +16,15 @@ import numpy.typing as npt
 
 from aerie.virtual_npu.library import EntryCall
 from aerie.virtual_npu.pyxrt.objects import (
+    FIRST_ARGUMENT,
     BufferObject,
     HwContext,
+    Module,
     RunQueue,
     XrtError,
     ert_cmd_state,
     make_reference,
 )
-from aerie.virtual_npu.pyxrt.xclbin import FIRST_ARGUMENT, Module
 
 KERNEL_PREFIX = "main:"
 """A full ELF has one device named `main`; its runtime sequences are XRT's kernels `main:SEQUENCE`."""
