@@ -213,12 +213,81 @@ def constant_parameters(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> 
     return frozenset(i for i, text in enumerate(parameters) if _POINTER_TO_CONST.fullmatch(text))
 
 
+@dataclass(frozen=True)
+class Overwrite:
+    """What a kernel writes of one argument, whatever was there: a comment before the function says so.
+
+        // overwrites: y[row : row + m]
+        // overwrites: sums if first == 0
+
+    The kernel then reads none of these elements before it writes them, and what it writes depends on its
+    arguments alone: it sets the rounding mode that it needs. Tests run kernels on memory of several contents.
+    """
+
+    position: int
+    begin: str
+    """The first element, and the one after the last, as sums and products of parameters and numbers."""
+    end: str
+    """Empty: all of the argument."""
+    zero: int | None
+    """The position of the parameter that must be 0; None: none must."""
+    parameters: tuple[str, ...]
+    """The names of all parameters."""
+
+
+_OVERWRITES = re.compile(r"\s*//\s*overwrites:\s*(\w+)(?:\[(.+?) : (.+?)\])?(?:\s+if\s+(\w+)\s*==\s*0)?\s*")
+
+
+def overwritten_arguments(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> tuple[Overwrite, ...]:
+    """What a kernel declares to overwrite; () where its source is missing, or defines it several times.
+
+    Raises KernelSourceError for a declaration that cannot be read.
+    """
+    source = find_source(kernel.source_name, [*map(Path, kernel_dirs), OWN_KERNELS])
+    if source is None:
+        return ()
+    found = list(_definition(kernel).finditer(source.read_text(errors="replace")))
+    if len(found) != 1:
+        return ()
+    names = tuple(re.findall(r"\w+", f"_ {text}")[-1] for text in found[0].group(1).split(","))
+    lines = found[0].string[: found[0].start()].splitlines()
+    declared = [line for line in _last_comment(lines) if "overwrites:" in line]
+    return tuple(_overwrite(kernel, line, names) for line in declared)
+
+
+def _last_comment(lines: list[str]) -> list[str]:
+    """The lines of the comment before a definition, of which the last line is the definition's beginning."""
+    comment: list[str] = []
+    for line in reversed(lines if lines and lines[-1].lstrip().startswith("//") else lines[:-1]):
+        if not line.lstrip().startswith("//"):
+            break
+        comment.insert(0, line)
+    return comment
+
+
+def _overwrite(kernel: ExternalKernel, line: str, names: tuple[str, ...]) -> Overwrite:
+    found = _OVERWRITES.fullmatch(line)
+    if found is None or found[1] not in names or (found[4] or names[0]) not in names:
+        raise _source_error(
+            kernel,
+            f"{kernel.source_name} has {display_name(line.strip())}, which cannot be read: write "
+            "// overwrites: NAME, NAME[BEGIN : END], or either with `if NAME == 0`, of its parameters",
+        )
+    zero = names.index(found[4]) if found[4] else None
+    return Overwrite(names.index(found[1]), found[2] or "", found[3] or "", zero, names)
+
+
 def _without_comments(source: Path) -> str:
     return _COMMENT.sub(" ", source.read_text(errors="replace"))
 
 
 def _definitions(kernel: ExternalKernel, source: Path) -> list[str]:
     """The parameter text of each definition of a kernel in its source."""
+    return _definition(kernel).findall(_without_comments(source))
+
+
+def _definition(kernel: ExternalKernel) -> re.Pattern[str]:
+    """Finds a kernel's definition, from its name on, and its parameters."""
     pairs = (define.partition("=") for define in kernel.defines)
     name = {new: old for old, _, new in pairs}.get(kernel.cpp_name, kernel.cpp_name)
-    return re.findall(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{", _without_comments(source))
+    return re.compile(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{")

@@ -5,14 +5,15 @@ to float32 from float64, as torch's are in all but rare cases; all else is float
 table in bf16 equals transformers' own, but for a few elements in 100,000 whose cosine rounds the other way.
 
 A rule whose frequencies depend on the length of a text does not fit a KV cache, whose keys are rotated once.
-LongRoPE has two sets, one for texts within the original length: that one is used, and the context ends there.
+LongRoPE has two sets, one for texts within the original length: that one is used, and the context ends there,
+unless a session asks for more positions: then the other set turns all its texts, as llama.cpp and vLLM do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,12 +94,14 @@ class Llama3Scaling:
 @dataclass(frozen=True)
 class LongRopeScaling:
     """Divides each frequency by its own factor: `short_factor` for texts up to the original length, in
-    tokens, `long_factor` for longer ones."""
+    tokens, `long_factor` for longer ones. is_long: whether texts of a session may be longer, and all are
+    turned as long ones are."""
 
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
     attention_factor: float
+    is_long: bool = False
     name = "longrope"
 
     @property
@@ -107,10 +110,16 @@ class LongRopeScaling:
 
     @property
     def positions(self) -> int | None:
-        return None if self.short_factor == self.long_factor else self.original_max_position_embeddings
+        holds_anywhere = self.is_long or self.short_factor == self.long_factor
+        return None if holds_anywhere else self.original_max_position_embeddings
+
+    def for_length(self, positions: int) -> LongRopeScaling:
+        """The rule for texts of up to so many tokens."""
+        return replace(self, is_long=positions > self.original_max_position_embeddings)
 
     def frequencies(self, powers: Frequencies) -> Frequencies:
-        return ONE / (np.array(self.short_factor, np.float32) * powers)
+        factors = self.long_factor if self.is_long else self.short_factor
+        return ONE / (np.array(factors, np.float32) * powers)
 
 
 def inverse_frequencies(head_dim: int, theta: float, rule: RopeScaling | None) -> Frequencies:
@@ -126,6 +135,7 @@ def read_rule(rope: ConfigReader, head_dim: int, positions: int) -> RopeScaling 
     Raises ConfigError for a rule, and for an entry beside it, that would not be followed.
     """
     kind = str(rope.get("rope_type"))
+    kind = "longrope" if kind == "su" else kind  # as the first Phi-3 called it
     if kind in REFUSED and rope.get("factor") == 1:
         kind = "default"  # their frequencies are plain then
     if kind not in RULES:
@@ -195,7 +205,8 @@ def _factors(rope: ConfigReader, name: str, pairs: int) -> tuple[float, ...]:
 
 def rule_entries(rule: RopeScaling) -> dict[str, Any]:
     """The entries of config.json that `read_rule` makes this rule of."""
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(rule).items()}
+    of_rule = {name: value for name, value in vars(rule).items() if name != "is_long"}
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in of_rule.items()}
     return {"rope_type": rule.name, **given}
 
 

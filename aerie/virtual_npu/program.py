@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aerie.common import knobs
 from aerie.common.errors import ProgramError
 from aerie.common.shown_names import display_name, symbol_name
 from aerie.virtual_npu import arrays, cache, child_process
 from aerie.virtual_npu.arrays import Array, first_difference
 from aerie.virtual_npu.console import read_text
 from aerie.virtual_npu.errors import GarbageError, OptionError, ScheduleError, VirtualNpuRuntimeError
-from aerie.virtual_npu.library import EntryPoint, Library
+from aerie.virtual_npu.library import EntryPoint, Library, RunResult
 from aerie.virtual_npu.options import BuildOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Program:
         trace: bool = False,
         races: str = "error",
         garbage: int = 0,
-        time_limit: float = 0.0,
+        time_limit: float | None = None,
     ) -> Result:
         """Run a public function on arrays, one per argument; the arrays given stay as they are.
 
@@ -120,7 +121,7 @@ class Program:
         races: `error`, or `note`: a data race becomes a line of `Result.notes`, and the run continues.
         garbage: then so many runs on memory that begins as garbage, drawn with seed, seed + 1, ...
         time_limit: seconds of computing after which an endless loop is an error if nothing else moves; 0:
-        no limit.
+        no limit; None: options.AIE_TIME_LIMIT for a module with aie.device, no limit for others.
 
         Raises VnpuArgumentError for arrays that do not fit, VirtualNpuRuntimeError (see its `kind`) if the
         run fails, ScheduleError if schedules give different results, GarbageError if the results depend on
@@ -133,7 +134,7 @@ class Program:
         outputs = [array.copy() for array in start]
         options = RunOptions(races=races, time_limit=time_limit)
         first = dataclasses.replace(options, stats=stats, trace=trace)
-        result = arrays.run_entry(self.library, entry_point, outputs, first)
+        result = _run_reporting_alike(self.library, entry_point, outputs, first)
         for number in range(seed, seed + perturb):
             self._compare(entry_point, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
         for number in range(seed, seed + garbage):
@@ -196,6 +197,23 @@ class Program:
         if difference:
             message = f"{other.message.format(difference, seed)}; {again}"
             raise other.error(f"{entry.name}: the result depends on {message}")
+
+
+def _run_reporting_alike(
+    library: Library, entry: EntryPoint, values: Sequence[Array], options: RunOptions
+) -> RunResult:
+    """Run on arrays, in place. Whatever the number of threads, a race has the report of a run on one thread.
+
+    Of two launch points that race, the one that comes second reports it, and on several threads either may.
+    """
+    start = [array.copy() for array in values] if knobs.thread_count() > 1 else []
+    try:
+        return arrays.run_entry(library, entry, values, options)
+    except VirtualNpuRuntimeError as error:
+        if error.kind != "race" or not start:
+            raise
+        arrays.run_entry(library, entry, start, dataclasses.replace(options, threads=1))
+        raise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from tests import quantised_folders
 from tests.engine.checkpoints import LLAMA3_ROPE, edit_json, write_checkpoint
 
 TEXTS = ("Hello  World 123's\n\n é", "<|eos|>", "naïve 日本語 🙂\t\tx")
-OURS = {"q4_1": "q4", "q8_0": "q8"}
+OURS = {"q4_1": "q4", "q8_0": "q8", "bf16": "bf16"}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,15 @@ def checkpoints(tmp_path_factory):
         "qwen2": write_checkpoint(
             folder / "qwen2", family="Qwen2", rope_parameters=plain, tie_word_embeddings=False
         ),
+        "granite": write_checkpoint(
+            folder / "granite",
+            family="Granite",
+            rope_parameters=plain,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.09,
+            residual_multiplier=0.22,
+            logits_scaling=8.0,
+        ),
         "qwen3": write_checkpoint(
             folder / "qwen3",
             family="Qwen3",
@@ -51,14 +60,15 @@ def checkpoints(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "granite"])
 @pytest.mark.parametrize("form", file_writer.FORMATS)
 def test_a_file_is_the_model(name, form, checkpoints, tmp_path):
     """Config, tokens and weights are those of the checkpoint; in the formats that load quantises to, bit by
     bit those that it makes."""
     source, out = checkpoints[name], tmp_path / "x.gguf"
     assert main(["quantize", str(source), str(out), "--format", form]) == 0
-    given, made = open_checkpoint(source, OURS.get(form, "q4")), open_checkpoint(out, "q4")
+    given = open_checkpoint(source, OURS.get(form, "q4"))
+    made = open_checkpoint(out, "bf16" if form == "bf16" else "q4")
     assert made.config == given.config
     assert [made.tokenizer.encode(text) for text in TEXTS] == [given.tokenizer.encode(text) for text in TEXTS]
     assert made.tokenizer.chat_template == given.tokenizer.chat_template
@@ -68,7 +78,7 @@ def test_a_file_is_the_model(name, form, checkpoints, tmp_path):
         kinds.add(other.dtype)
         if form in OURS or tensor.kind != "q4":
             np.testing.assert_array_equal(tensor.read().view(np.uint16), other.read().view(np.uint16))
-    assert kinds == {"F32", "Q8_0", form.upper()}
+    assert kinds == {"F32", file_writer.FORMATS[form].head, form.upper()}
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -140,13 +150,23 @@ def test_models_that_are_not_written(checkpoints, tmp_path, monkeypatch):
 
     refused(CheckpointError, r"is quantised already \(Q8_0\); quantising it again would lose more", written)
     refused(
-        CheckpointError, "is not written as GGUF; llama, qwen2, qwen3 are", BUILT_IN_MODELS["demo-diffusion"]
+        CheckpointError,
+        "is not written as GGUF; llama, granite, qwen2, qwen3, smollm3 are",
+        BUILT_IN_MODELS["demo-diffusion"],
     )
     turned = shutil.copytree(checkpoints["qwen3"], tmp_path / "turned")
     factors = [1.0] * 32
     rule = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": factors}
     edit_json(turned / "config.json", rope_parameters=rule | {"original_max_position_embeddings": 64})
     refused(CheckpointError, "the RoPE rule longrope is not written as GGUF; linear and llama3 are", turned)
+    other = write_checkpoint(
+        tmp_path / "smollm3", family="SmolLM3", num_hidden_layers=4, no_rope_layer_interval=2, pad_token_id=0
+    )
+    refused(
+        CheckpointError,
+        r"layers \[1, 3\] of 4 have no RoPE, and a GGUF file of the kind smollm3 has none in",
+        other,
+    )
     damaged = shutil.copytree(checkpoints["qwen3"], tmp_path / "damaged")
     data = bytearray((damaged / "model.safetensors").read_bytes())
     data[-(512 * 256 * 2) :] = b"\xff" * (512 * 256 * 2)

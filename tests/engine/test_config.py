@@ -222,8 +222,11 @@ def test_refused(load, changes, message):
         ({"rotary_pct": 0.25}, "only rotary_pct 1.0 is supported"),
         ({"rotary_dim": 32}, "only rotary_dim 64 is supported"),
         ({"rope_interleaved": True}, "only rope_interleaved False is supported"),
-        ({"no_rope_layers": [1, 0]}, "only models with RoPE in every layer are supported"),
-        ({"no_rope_layer_interval": 4}, "only no_rope_layer_interval 0 is supported"),
+        ({"no_rope_layers": [1, 0]}, "every layer of a LlamaForCausalLM has RoPE"),
+        (
+            {"no_rope_layer_interval": 4},
+            "every layer of a LlamaForCausalLM has RoPE; only no_rope_layer_interval 0",
+        ),
         ({"no_rope_layers": 4}, "it must be a list"),
         ({"use_qk_norm": True}, "only use_qk_norm False is supported"),
         ({"qk_layernorm": True}, "only qk_layernorm False is supported"),

@@ -154,7 +154,7 @@ def test_a_choice_of_models(browser: Any, starting_models: Any) -> None:
     serving = starting_models(
         ModelManager([ServedModel(name, partial(opened, name)) for name in ("demo", "demo-drafter")])
     )
-    serving.wait_until(lambda: not serving.models.is_starting, 30)
+    serving.wait_until(lambda: not serving.models.is_starting)
     context = browser.new_context(base_url=serving.url, viewport=PHONE)
     page = context.new_page()
     page.goto("/")

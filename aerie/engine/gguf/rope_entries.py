@@ -39,6 +39,8 @@ def rope_entries(model: GGUFModel, head_dim: int) -> dict[str, Any]:
     """With rope_theta and rope_type. Raises ConfigError."""
     base = _number(model, "freq_base", DEFAULT_BASE)
     kind = model.metadata.get(f"{model.architecture}.rope.scaling.type") or "none"
+    if kind == "none" and LONG_FACTORS in model.tensors:  # files of Phi-3 name no rule
+        kind = "longrope"
     if ROPE_FREQS in model.tensors:
         if kind != "none":
             raise ConfigError(

@@ -12,7 +12,7 @@ from aerie.air_dialect.aie.attributes import PacketInfoAttr
 from aerie.air_dialect.aie.sequence import RunOp, RuntimeSequenceOp
 from aerie.virtual_npu.aie import registers, vectors  # noqa: F401 - they register what they emit
 from aerie.virtual_npu.aie.cores import AieFile, emit_core, released_locks
-from aerie.virtual_npu.aie.design import Bd, Device, LockUse, Place, place_of, read_device
+from aerie.virtual_npu.aie.design import Bd, Channel, Device, LockUse, Place, place_of, read_device
 from aerie.virtual_npu.aie.memory_use import check_memory
 from aerie.virtual_npu.aie.object_fifos import lower_object_fifos
 from aerie.virtual_npu.aie.routes import Route, routes
@@ -25,7 +25,7 @@ from aerie.virtual_npu.codegen.module import (
     argument_metadata,
     unpacked_argument,
 )
-from aerie.virtual_npu.codegen.op_errors import with_op_in_errors
+from aerie.virtual_npu.codegen.op_errors import unsupported, with_op_in_errors
 from aerie.virtual_npu.cpp_quoting import entry_symbol, mangled, string_literal
 from aerie.virtual_npu.errors import UnsupportedOpError
 from aerie.virtual_npu.library import AIE_LEVEL, FORMAT
@@ -125,7 +125,9 @@ def _emit_entry(file: AieFile, device: Device, op: RuntimeSequenceOp, name: str)
             ]
         )
     )
-    return {"arguments": [argument_metadata(op, type_, number) for number, type_ in enumerate(arguments)]}
+    symbol = entry_symbol(name)
+    described = [argument_metadata(op, type_, number) for number, type_ in enumerate(arguments)]
+    return {"symbol": symbol, "arguments": described}
 
 
 # ---- tables ----
@@ -151,7 +153,7 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
     found = routes(device, ids)
     arbiters = list(dict.fromkeys(arbiter for route in found for arbiter in route.arbiters))
     initial = [_initial_values(device, number) for number in range(len(device.buffers))]
-    route_rows, arbiter_rows, sink_rows = _route_rows(device, found, arbiters)
+    route_rows, arbiter_rows, parent_rows, sink_rows = _route_rows(device, found, arbiters)
     core_rows, release_rows = _core_rows(device, cores)
     ns = "vnpu::aie::"
     tables = [
@@ -165,13 +167,16 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
             f"{{{task.channel}, {task.bd}, {task.repeat}}}" for task in device.tasks
         ]),
         _table(device, f"{ns}ChannelTable", "channels", [
-            f"{{{_place(c.place)}, {'true' if c.sends else 'false'}, {c.number}}}" for c in device.channels
+            f"{{{_place(c.place)}, {'true' if c.sends else 'false'}, {c.number}, {_owner(device, c)}, "
+            f"{device.pad_values.get(c, 0) & 0xFFFFFFFF}u}}"
+            for c in device.channels
         ]),
         _table(device, f"{ns}ArbiterTable", "arbiters", [
             f"{{{_place(arbiter.place)}, {arbiter.number}}}" for arbiter in arbiters
         ]),
         _table(device, f"{ns}RouteTable", "routes", route_rows),
         _table(device, "int", "route_arbiters", arbiter_rows),
+        _table(device, "int", "route_parents", parent_rows),
         _table(device, f"{ns}SinkTable", "route_sinks", sink_rows),
         _table(device, f"{ns}CoreTable", "cores", core_rows),
         _table(device, "int", "core_releases", release_rows),
@@ -180,8 +185,20 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
     return _join(device, initial, tables)
 
 
+def _owner(device: Device, channel: Channel) -> int:
+    """The core whose own port a channel is; -1 for a DMA, -2 for tokens."""
+    if channel.port != "Core":
+        return {"DMA": -1, "TileControl": -2}[channel.port]
+    core = device.core_at(channel.place)
+    if core is None:
+        raise unsupported(
+            device.op, f"a flow at port Core : {channel.number} of tile {channel.place}, which has no core"
+        )
+    return core
+
+
 def _join(device: Device, initial: Sequence[str], tables: Sequence[tuple[str, str, int]]) -> str:
-    uncounted = {7, 8, 10}
+    uncounted = {7, 8, 9, 11}
     fields = [string_literal(device.name)]
     for number, (_, name, count) in enumerate(tables):
         fields += [name] if number in uncounted else [name, str(count)]
@@ -251,15 +268,18 @@ def _use(use: LockUse | None) -> str:
 
 def _route_rows(
     device: Device, found: Sequence[Route], arbiters: Sequence[object]
-) -> tuple[list[str], list[str], list[str]]:
+) -> tuple[list[str], list[str], list[str], list[str]]:
     rows: list[str] = []
     used: list[str] = []
+    parents: list[str] = []
     sinks: list[str] = []
     for route in found:
         first = len(used), len(sinks)
         used += [str(arbiters.index(arbiter)) for arbiter in route.arbiters]
+        parents += map(str, route.parents)
         for sink, keeps in route.sinks.items():
-            sinks.append(f"{{{device.channels[sink]}, {'true' if keeps else 'false'}}}")
+            header = "true" if keeps else "false"
+            sinks.append(f"{{{device.channels[sink]}, {header}, {route.switches[sink]}}}")
         numbers = [
             device.channels[route.source],
             route.id,
@@ -269,7 +289,7 @@ def _route_rows(
             len(route.sinks),
         ]
         rows.append("{" + ", ".join(map(str, numbers)) + "}")
-    return rows, used, sinks
+    return rows, used, parents, sinks
 
 
 def _core_rows(device: Device, names: Sequence[str]) -> tuple[list[str], list[str]]:

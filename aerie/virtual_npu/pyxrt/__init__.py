@@ -19,6 +19,9 @@ to the byte, and nothing keeps alive what its owner has dropped: what the real d
 numbers, a hang or a fault is an XrtError here. Without it host and device share memory, and `sync` copies
 nothing.
 
+Hosts of the xclbin flow (mlir-aie, IRON) run too: `xclbin`, `device.register_xclbin`, `hw_context(device,
+uuid)`, `bo(device, size, flags, group)`, `kernel(opcode, instructions, count, buffers...)`; see pyxrt.xclbin.
+
 Runs are carried out in start order by the thread that waits for them (`wait`, `wait2`); `state` and a `wait`
 with a timeout hand them to a thread of their own.
 """
@@ -32,6 +35,10 @@ from aerie.virtual_npu.pyxrt.runs import ExtKernel
 from aerie.virtual_npu.pyxrt.runs import Run as run  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import RunList as runlist  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import XrtKernel as kernel  # noqa: N813
+from aerie.virtual_npu.pyxrt.xclbin import Module as module  # noqa: N813
+from aerie.virtual_npu.pyxrt.xclbin import Uuid as uuid  # noqa: N813
+from aerie.virtual_npu.pyxrt.xclbin import Xclbin as xclbin  # noqa: N813
+from aerie.virtual_npu.pyxrt.xclbin import xrt_info_device
 
 
 class ext:  # noqa: N801
@@ -49,7 +56,11 @@ __all__ = [
     "ext",
     "hw_context",
     "kernel",
+    "module",
     "run",
     "runlist",
+    "uuid",
     "xclBOSyncDirection",
+    "xclbin",
+    "xrt_info_device",
 ]

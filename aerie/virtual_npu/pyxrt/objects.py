@@ -10,13 +10,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from aerie import virtual_npu
 from aerie.common import knobs
+
+if TYPE_CHECKING:
+    from aerie.virtual_npu.pyxrt.xclbin import Uuid, Xclbin, xrt_info_device
 
 T = TypeVar("T")
 
@@ -138,6 +141,16 @@ class Device:
         self.strict = knobs.is_strict()
         self.queue = RunQueue()
 
+    def register_xclbin(self, xclbin: Xclbin) -> Uuid:
+        """Take an xclbin; what it gives is for hw_context."""
+        return xclbin.get_uuid()
+
+    def get_info(self, what: xrt_info_device) -> str:
+        """What is known of the device; its name is that of an NPU2."""
+        from aerie.virtual_npu.pyxrt.xclbin import DEVICE_INFO
+
+        return DEVICE_INFO[what]
+
 
 class Elf:
     """A program as `virtual_npu.build` writes it. `library` is the loaded shared object."""
@@ -153,15 +166,23 @@ class Elf:
 
 
 class HwContext:
-    """The device with one program on it."""
+    """The device with one program on it: of an ELF, or of the xclbin that a UUID names."""
 
-    def __init__(self, device: Device, elf: Elf) -> None:
+    def __init__(self, device: Device, program: Elf | Uuid) -> None:
+        elf = program if isinstance(program, Elf) else _elf_of(program)
+        self.is_xclbin = elf is not program
         if not isinstance(device, Device) or not isinstance(elf, Elf):
             given = f"({type(device).__name__}, {type(elf).__name__})"
             raise XrtError(f"hw_context wants (pyxrt.device, pyxrt.elf), not {given}")
         self.strict = device.strict
         self.get_device = make_reference(device, self.strict, DEVICE_GONE)
         self.get_elf = make_reference(elf, self.strict, ELF_GONE)
+
+
+def _elf_of(uuid: object) -> object:
+    """The program of an xclbin; what is no UUID stays as it is, for the caller to refuse."""
+    xclbin = getattr(uuid, "xclbin", None)
+    return getattr(xclbin, "elf", uuid)
 
 
 class DeviceMemory:
@@ -185,10 +206,19 @@ class BufferObject:
     """`size` bytes that host and device see. `bo(parent, size, offset)` is a part of another one.
 
     Host memory starts as zero. In strict mode the device has memory of its own, filled with POISON, and only
-    `sync` moves bytes between the two; otherwise the two are one. `ext.bo(device, size)` makes a whole one.
+    `sync` moves bytes between the two; otherwise the two are one. `ext.bo(device, size)` makes a whole one,
+    and so does `bo(device, size, flags, group)` of the xclbin flow.
     """
 
-    def __init__(self, parent: BufferObject, size: int, offset: int = 0) -> None:
+    normal, cacheable, host_only = 0, 1 << 24, 1 << 29
+    """Flags of the xclbin flow, which change nothing here."""
+
+    def __init__(
+        self, parent: BufferObject | Device, size: int, offset: int = 0, group: int | None = None
+    ) -> None:
+        if isinstance(parent, Device) and group is not None:
+            self._make(parent, size)
+            return
         if not isinstance(parent, BufferObject):
             raise XrtError(
                 "pyxrt.bo(buffer, size, offset) makes a part of a buffer; for a new buffer of the ELF flow "
@@ -203,6 +233,16 @@ class BufferObject:
         _check_range("sub-buffer", size, offset, parent._size)
         self._parent = parent  # a part keeps the whole alive, as XRT's does
         self._set(parent._host, parent._device, parent._start + offset, size, parent._strict)
+
+    def _make(self, device: Device, size: int) -> None:
+        if size <= 0:
+            raise XrtError(f"a buffer object of {size} bytes is empty; its size must be 1 or more")
+        host = DeviceMemory(size)
+        on_device = host
+        if device.strict:
+            on_device = DeviceMemory(size)
+            on_device.bytes.fill(POISON)
+        self._set(host, on_device, 0, size, device.strict)
 
     def _set(self, host: DeviceMemory, device: DeviceMemory, start: int, size: int, strict: bool) -> None:
         self._host, self._device = host, device
@@ -245,14 +285,7 @@ class ExtBufferObject(BufferObject):
     def __init__(self, device: Device, size: int) -> None:
         if not isinstance(device, Device):
             raise XrtError(f"ext.bo wants (pyxrt.device, size), not a {type(device).__name__}")
-        if size <= 0:
-            raise XrtError(f"a buffer object of {size} bytes is empty; its size must be 1 or more")
-        host = DeviceMemory(size)
-        on_device = host
-        if device.strict:
-            on_device = DeviceMemory(size)
-            on_device.bytes.fill(POISON)
-        self._set(host, on_device, 0, size, device.strict)
+        self._make(device, size)
 
     def __del__(self) -> None:
         # A view from map() outlives its buffer in Python but not with the real pyxrt: let it read NaN.

@@ -14,25 +14,66 @@ void Actor::begin(Fiber fiber) {
 
 void Actor::wake() { run.ready(this); }
 
-void Run::ready(Runnable *runnable) {
-  if (runnable->is_queued) return;
-  runnable->is_queued = true;
-  queue_.push(runnable);
+void Actor::stop() {
+  if (fiber_) fiber_.destroy();
+  fiber_ = nullptr;
+  if (waiting.kind == Waiting::kLock) const_cast<Lock *>(waiting.lock)->forget(*this);
+  waiting = Waiting();
+  is_queued = is_done = false;
 }
 
-Runnable *Run::next() {
-  if (random_ && queue_.size() > 1) {
-    random_ ^= random_ << 13;
-    random_ ^= random_ >> 7;
-    random_ ^= random_ << 17;
-    Runnable *&chosen = queue_[int(random_ % uint64_t(queue_.size()))];
-    Runnable *const first = queue_.front();
-    queue_.front() = chosen;
-    chosen = first;
+namespace {
+
+uint64_t draw(uint64_t &random) {
+  random ^= random << 13;
+  random ^= random >> 7;
+  random ^= random << 17;
+  return random;
+}
+
+}  // namespace
+
+void Run::ready_at(Runnable *runnable, i64 at) {
+  // Another seed is an array in which all takes other times.
+  if (random_) at += (at - time()) * i64(draw(random_) % 4) + i64(draw(random_) % 64);
+  if (runnable->is_queued && runnable->due <= at) return;
+  runnable->is_queued = true;
+  runnable->due = at;
+  push(Event{at, order_++, runnable});
+}
+
+void Run::at_time(Runnable *runnable) {
+  runnable->is_queued = true;
+  runnable->due = time();
+  push(Event{runnable->due, order_++, runnable});
+}
+
+void Run::push(Event event) {
+  events_.push(event);
+  for (int i = events_.size() - 1; i > 0 && events_[i] < events_[(i - 1) / 2]; i = (i - 1) / 2) {
+    events_[i] = events_[(i - 1) / 2];
+    events_[(i - 1) / 2] = event;
   }
-  Runnable *const found = queue_.pop();
-  found->is_queued = false;
-  return found;
+}
+
+Run::Event Run::pop() {
+  const Event first = events_[0], last = events_[events_.size() - 1];
+  events_.shrink(events_.size() - 1);
+  const int count = events_.size();
+  for (int i = 0; count > 0;) {
+    int least = 2 * i + 1;
+    if (least + 1 < count && events_[least + 1] < events_[least]) ++least;
+    events_[i] = least < count && events_[least] < last ? events_[least] : last;
+    if (least >= count || !(events_[least] < last)) break;
+    i = least;
+  }
+  return first;
+}
+
+void Run::forget_turns() {
+  for (int i = 0; i < events_.size(); ++i) events_[i].runnable->is_queued = false;
+  for (int i = 0; i < events_.size(); ++i) events_[i].runnable->forgotten();
+  events_.shrink(0);
 }
 
 void Run::execute(Fiber sequence) {
@@ -51,17 +92,22 @@ void Run::take_turns() {
     }
     // Cores that go round and round without waiting do not keep the host from going on, nor the run from ending.
     const bool is_patient = busy < kPatience;
-    if (!queue_.empty() && is_patient) {
+    if (events_.size() > 0 && is_patient) {
+      const Event event = pop();
+      Runnable *const runnable = event.runnable;
+      if (!runnable->is_queued || runnable->due != event.time) continue;  // it has had this turn, or an earlier one
       if (at_rest || host.is_done) ++busy;
-      Runnable *const runnable = next();
+      now_ = event.time > now_ ? event.time : now_;
+      runnable->is_queued = false;
       if (!runnable->is_core) progress.moved();
       runnable->turn();
+      spent = 0;
     } else if (at_rest) {
       Actor *const waiting = at_rest;
       at_rest = nullptr;
       busy = 0;
       waiting->wake();
-    } else if (queue_.empty() || host.is_done) {
+    } else if (events_.size() == 0 || host.is_done) {
       break;
     } else {
       busy = 0;
@@ -125,6 +171,14 @@ void Lock::grant() {
   waiters_.shrink(kept);
 }
 
+void Lock::forget(const Actor &actor) {
+  int kept = 0;
+  for (int i = 0; i < waiters_.size(); ++i) {
+    if (waiters_[i] != &actor) waiters_[kept++] = waiters_[i];
+  }
+  waiters_.shrink(kept);
+}
+
 // ---- channels ----
 
 void name_place(char *text, int capacity, Place place) {
@@ -140,10 +194,13 @@ void tell_room(Channel &channel) {
   channel.for_room.shrink(0);
 }
 
+// A token is a packet too: where the switches have a way for it, it needs the arbiters there.
 void send_token(Channel &channel) {
-  ++channel.tokens;
-  for (int i = 0; i < channel.for_token.size(); ++i) channel.for_token[i]->wake();
-  channel.for_token.shrink(0);
+  if (!channel.token_port) return channel.add_token();
+  List<Channel *> &all = channel.array->channels;
+  for (int i = 0; i < all.size(); ++i) {
+    if (all[i] == &channel) channel.token_port->put_word(uint32_t(i));
+  }
 }
 
 Await next_task(Channel &channel) {
@@ -165,6 +222,11 @@ Await take_lock(Channel &channel, const LockUse &use) {
   return Await{false};
 }
 
+Await later(Channel &channel, i64 cycles) {
+  channel.run.ready_at(&channel, channel.run.time() + cycles);
+  return Await{false};
+}
+
 Await transfer(Channel &channel) {
   channel.cursor.start(*channel.bd);
   if (channel.cursor.left == 0) return Await{true};
@@ -179,7 +241,7 @@ Await transfer(Channel &channel) {
     Bytes earlier;
     earlier.push(sink.held.data(), sink.held.size());
     sink.held.drop(sink.held.size());
-    sink.accept(earlier.data(), earlier.size());
+    sink.accept(earlier.data(), earlier.size(), 0);
     sink.changed();
   }
   return Await{false};  // whatever ends the transfer wakes the channel
@@ -187,15 +249,20 @@ Await transfer(Channel &channel) {
 
 Fiber run_channel(Channel &channel) {
   for (;;) {
+    const bool is_idle = channel.queue.empty();
     co_await next_task(channel);
     Task *const task = channel.running = channel.queue.pop();
     tell_room(channel);
+    const bool sends = channel.table->sends;
+    if (is_idle && sends && channel.is_shim()) co_await later(channel, Cycles::kShimStart);
     for (i64 round = 0; round <= task->repeat; ++round) {
       for (int next = task->first; next >= 0; next = channel.bd->next) {
         Bd &bd = (*task->bds)[next];
         channel.bd = &bd;
         channel.line = bd.table->line;
-        co_await take_lock(channel, bd.table->acquire);
+        const Await lock = take_lock(channel, bd.table->acquire);
+        co_await lock;
+        if (!lock.is_ready && sends) co_await later(channel, Cycles::kFetch);
         co_await transfer(channel);
         ++bd.uses;
         const LockUse &acquire = bd.table->acquire, &release = bd.table->release;
@@ -212,11 +279,71 @@ Fiber run_channel(Channel &channel) {
   }
 }
 
+// A core's own port into the switch, or that of a tile's tokens: word by word.
+Fiber run_port(Channel &channel) {
+  BdTable table{0, 0, -1, 0, 1, 4, 0, {}, {}, {}, {}, -1, {}};
+  if (channel.source.routes.size() > 0) table.packet.id = channel.source.routes[0].table->id;
+  uint32_t word;
+  Bd bd{&table, reinterpret_cast<char *>(&word), sizeof(word)};
+  for (;;) {
+    while (channel.words.size() == 0) {
+      channel.waiting.kind = Waiting::kTask;
+      co_await Await{false};
+    }
+    memcpy(&word, channel.words.data(), sizeof(word));
+    channel.words.drop(sizeof(word));
+    if (channel.core && channel.core->waiting.kind == Waiting::kStreamOut) channel.core->wake();
+    channel.bd = &bd;
+    co_await transfer(channel);
+    channel.bd = nullptr;
+    if (!channel.core) channel.array->channels[int(word)]->add_token();
+  }
+}
+
 }  // namespace
+
+void Channel::add_token() {
+  ++tokens;
+  for (int i = 0; i < for_token.size(); ++i) for_token[i]->wake();
+  for_token.shrink(0);
+}
+
+void Channel::put_word(uint32_t word) {
+  words.push(reinterpret_cast<const char *>(&word), sizeof(word));
+  if (waiting.kind == Waiting::kTask) wake();
+}
+
+void Channel::start() {
+  if (!is_port()) begin(run_channel(*this));
+  else if (table->sends) begin(run_port(*this));
+}
+
+void Channel::reset() {
+  if (bd && is_transferring && bd->table->acquire.lock >= 0) array->locks[bd->table->acquire.lock]->held -= bd->table->acquire.value;
+  stop();
+  source.reset();
+  sink.reset();
+  queue.clear();
+  running = nullptr;
+  bd = nullptr;
+  cursor.left = 0;
+  is_transferring = false;
+  tell_room(*this);
+  start();
+  sink.changed();
+}
 
 void Channel::describe(char *text, int capacity) const {
   char where[80];
   name_place(where, int(sizeof(where)), table->place);
+  if (is_port() && !core) {
+    snprintf(text, size_t(capacity), "the port for tokens of %s", where);
+    return;
+  }
+  if (core) {
+    snprintf(text, size_t(capacity), "%s port Core : %d of %s", table->sends ? "sending" : "receiving", table->number, where);
+    return;
+  }
   snprintf(text, size_t(capacity), "%s %d of %s", table->sends ? "MM2S" : "S2MM", table->number, where);
 }
 
@@ -236,6 +363,10 @@ void Core::describe(char *text, int capacity) const {
 }
 
 void Core::turn() {
+  if (Lock *const lock = asks_.lock) {
+    asks_.lock = nullptr;
+    if (!lock->take(asks_.value, asks_.at_least)) return lock->acquire_by(*this, asks_.value, asks_.at_least);
+  }
   const CoreTurn registers(modes);
   const Turn turn(*this);
   try {
@@ -245,26 +376,93 @@ void Core::turn() {
   }
 }
 
+void Core::halt() {
+  stop();
+  asks_.lock = nullptr;
+  is_halted = true;
+}
+
+void Core::begin_again() {
+  if (!is_halted) return;
+  is_halted = is_endless = false;
+  begin(table->run(*this));
+}
+
+void Core::spend(i64 cycles) { run.spent += cycles; }
+
 Lock &Core::lock(int number) const { return *array->locks[number]; }
 
 char *Core::memory(int number) const { return array->memory[number]; }
 
 Await Core::acquire(int number, int value, bool at_least, int at) {
   line = at;
-  Lock &found = lock(number);
-  // A core that gets its lock at once lets the others go on too: time passes where it asks again and again.
-  if (found.take(value, at_least)) wake();
-  else found.acquire_by(*this, value, at_least);
+  asks_ = {&lock(number), value, at_least};
+  // Time passes where it gets its lock at once, too, so that the others go on where it asks again and again.
+  run.ready_at(this, run.time() + Cycles::kLock);
   return Await{false};
 }
 
+namespace {
+
+void release_now(Lock &lock, int value, int line) {
+  lock.value += value;
+  lock.check_credits(Site{"aie.use_lock", line});
+  lock.value -= value;
+  lock.release(Site{"aie.use_lock", line}, value);
+}
+
+// A release by a core, after it has computed.
+class Release final : public Runnable {
+ public:
+  Release(Lock &lock, int value, int line) : lock_(lock), value_(value), line_(line) { is_core = true; }
+  void turn() override {
+    Lock &lock = lock_;
+    const int value = value_, line = line_;
+    delete this;
+    release_now(lock, value, line);
+  }
+  void forgotten() override { delete this; }
+
+ private:
+  Lock &lock_;
+  const int value_, line_;
+};
+
+}  // namespace
+
 void Core::release(int number, int value, int at) {
   line = at;
-  Lock &found = lock(number);
-  found.value += value;
-  found.check_credits(Site{"aie.use_lock", at});
-  found.value -= value;
-  found.release(Site{"aie.use_lock", at}, value);
+  if (run.spent == 0) return release_now(lock(number), value, at);
+  run.at_time(new Release(lock(number), value, at));
+}
+
+Await Core::to_put_word(int number, int at) {
+  line = at;
+  if (array->channels[number]->words.size() < 4 * Capacity::kPort) return Await{true};
+  waiting.kind = Waiting::kStreamOut;
+  waiting.channel = array->channels[number];
+  return Await{false};
+}
+
+void Core::put_word(int number, uint32_t word) {
+  array->channels[number]->put_word(word);
+}
+
+Await Core::to_get_word(int number, int at) {
+  line = at;
+  if (array->channels[number]->sink.held.size() >= 4) return Await{true};
+  waiting.kind = Waiting::kStreamIn;
+  waiting.channel = array->channels[number];
+  return Await{false};
+}
+
+uint32_t Core::get_word(int number) {
+  Sink &sink = array->channels[number]->sink;
+  uint32_t word;
+  memcpy(&word, sink.held.data(), sizeof(word));
+  sink.held.drop(sizeof(word));
+  sink.changed();
+  return word;
 }
 
 Await Core::to_put(int at) {
@@ -333,7 +531,7 @@ Array::Array(Run &run, const DeviceTable &table) : run(run), table(table) {
     task->repeat = entry.repeat;
     task->channel->queue.push(task);
   }
-  for (int i = 0; i < table.channels; ++i) channels[i]->begin(run_channel(*channels[i]));
+  for (int i = 0; i < table.channels; ++i) channels[i]->start();
   for (int i = 0; i < table.cores; ++i) cores[i]->begin(table.core[i].run(*cores[i]));
 }
 
@@ -365,13 +563,20 @@ void Array::pair_locks() {
 }
 
 void Array::connect() {
+  for (int i = 0; i < table.cores; ++i) {
+    cores.push(new Core(run));
+    cores[i]->is_core = true;
+    cores[i]->array = this;
+    cores[i]->table = table.core + i;
+  }
   for (int i = 0; i < table.channels; ++i) {
     Channel *const channel = new Channel(run);
     channels.push(channel);
     channel->array = this;
     channel->table = table.channel + i;
     channel->source.channel = channel->sink.channel = channel;
-    if (channel->is_shim()) channel->source.read_ahead = 4 * Capacity::kShimReadAhead;
+    if (channel->table->core >= 0) channel->core = cores[channel->table->core];
+    if (channel->is_shim() && !channel->is_port()) channel->source.read_ahead = 4 * Capacity::kShimReadAhead;
   }
   for (int i = 0; i < table.routes; ++i) {
     const RouteTable &entry = table.route[i];
@@ -388,11 +593,13 @@ void Array::connect() {
     }
     source.routes.push(route);
   }
-  for (int i = 0; i < table.cores; ++i) {
-    cores.push(new Core(run));
-    cores[i]->is_core = true;
-    cores[i]->array = this;
-    cores[i]->table = table.core + i;
+  for (int i = 0; i < channels.size(); ++i) {
+    if (channels[i]->table->core != ChannelTable::kTokens) continue;
+    const Place place = channels[i]->table->place;
+    for (int k = 0; k < channels.size(); ++k) {
+      const Place other = channels[k]->table->place;
+      if (other.column == place.column && other.row == place.row) channels[k]->token_port = channels[i];
+    }
   }
   for (int i = 0; i < table.cascades; ++i) {
     cascades.push(new Cascade);
