@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - MLIR has long lines
 """How checks scale: three programs by their number of transfers, launch points, and launches.
 
     python -m benchmarks.checks_scale [transfers N] [points N] [launches N]
@@ -196,7 +197,12 @@ def _launch(number: int, numbers: str, block: str) -> str:
     }}"""
 
 
-PROGRAMS: dict[str, Callable[[int], str]] = {"transfers": transfers, "apart": apart, "points": points, "launches": launches}
+PROGRAMS: dict[str, Callable[[int], str]] = {
+    "transfers": transfers,
+    "apart": apart,
+    "points": points,
+    "launches": launches,
+}
 
 
 def measure(name: str, size: int) -> None:
@@ -230,7 +236,9 @@ def main(words: Sequence[str]) -> None:
         return measure(words[1], int(words[2]))
     wanted = dict(zip(words[::2], map(int, words[1::2]), strict=True)) or SIZES
     for name, size in wanted.items():
-        subprocess.run([sys.executable, "-m", __package__ + ".checks_scale", "--here", name, str(size)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", __package__ + ".checks_scale", "--here", name, str(size)], check=True
+        )
 
 
 if __name__ == "__main__":

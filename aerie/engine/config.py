@@ -82,7 +82,7 @@ class ModelConfig:
         it turns all texts by the frequencies of long ones: keys in a cache are turned once."""
         rule = self.rope_scaling
         if isinstance(rule, LongRopeScaling) and most is not None:
-            rule = rule.for_length(most)
+            rule = rule.for_length(min(most, self.max_position_embeddings))
         return replace(self, max_positions=most, rope_scaling=rule)
 
     @property

@@ -104,7 +104,11 @@ REQUIRED_ENTRIES = (
 OTHER_ARCHITECTURES = (
     ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
     ("bert electra xlm", "it makes vectors of texts, and no answers"),
-    ("granitemoehybrid", "its FFN has the names of experts, and some of its layers keep a state"),
+    (
+        "granitemoehybrid",
+        "most of its sizes have layers of Mamba-2, which keep a state: a kernel for these, and a family with "
+        "the tensors of its shared FFN, are what it takes",
+    ),
     (
         "moe mixtral dbrx deepseek gptoss llama4 minimax",
         "it is a mixture of experts, in which each token takes weights of its own",
@@ -116,10 +120,16 @@ OTHER_ARCHITECTURES = (
     ),
     ("gemma", "its norms multiply by 1 + weight, and its layers have more of them and another activation"),
     (
-        "phi3small phimoe phi4multimodal phi4mm",
-        "its layers are others than those of Phi-3 of the other sizes",
+        "phi3small",
+        "its attention skips blocks of positions and its FFN has GEGLU: kernels for both are what it takes; "
+        "Phi-3-mini and medium run",
     ),
     ("phi", "it adds attention and FFN side by side, after a LayerNorm"),
+    (
+        "olmo2 olmo3",
+        "its norms stand after attention and FFN, and those of queries and keys span all heads: programs "
+        "with these norms, rounded once, and a RoPE table in float32 are what it takes",
+    ),
     ("olmo exaone4", "its norms stand after attention and FFN, or have no weights"),
     ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),
     ("glm", "it turns neighbouring elements of a part of each head"),

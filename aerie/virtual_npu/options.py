@@ -89,10 +89,10 @@ class RunOptions:
     races: `error` (a data race ends the run) or `note` (it becomes a note, and the run goes on).
     garbage: 0, or a number that what memory holds at first is drawn with: L1, L2, variables of kernels.
     time_limit: seconds of computing after which a loop ends the run where no channel, DMA or launch has moved
-    and no end is in sight; 0: none does. None: AIE_TIME_LIMIT for modules with aie.device, 0 for others.
+    and no end is in sight; 0: none does. None: AIE_TIME_LIMIT for a module with aie.device, else 0.
     traced: the address of an element of an argument, of which `RunResult.writer` says what wrote it; 0: none.
-    threads: how many run launch points side by side; 0: as many as VNPU_THREADS says. Races that are notes are
-    found on one.
+    threads: how many run launch points side by side; 0: as many as VNPU_THREADS says. Races that are notes
+    are found on one.
     """
 
     seed: int = 0

@@ -30,7 +30,7 @@ def _truncated(folder: Path) -> None:
 BROKEN: dict[str, Callable[[Path], None]] = {
     "truncated": _truncated,
     "gemma": _with("config.json", architectures=["Gemma2ForCausalLM"], model_type="gemma2"),
-    "yarn": _with("config.json", rope_scaling={"rope_type": "yarn", "factor": 4.0}),
+    "ntk": _with("config.json", rope_scaling={"rope_type": "ntk", "factor": 4.0}),
 }
 
 

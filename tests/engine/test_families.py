@@ -276,14 +276,15 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("gpt_oss", "mixture of experts"),
         ("qwen2_5_vl", "it reads images or sounds"),
         ("gemma2", "its norms multiply by 1 + weight"),
-        ("phi3small", "its layers are others than those of Phi-3 of the other sizes"),
+        ("phi3small", "its attention skips blocks of positions"),
         ("phimoe", "mixture of experts"),
         ("phi", "attention and FFN side by side, after a LayerNorm"),
         ("qwen3_next", "keep a state instead of keys and values"),
-        ("olmo2", "its norms stand after attention"),
+        ("olmo2", "those of queries and keys span all heads: programs with these norms"),
+        ("olmo", "its norms stand after attention"),
         ("cohere", "side by side, after a LayerNorm"),
         ("granitemoe", "mixture of experts"),
-        ("granitemoehybrid", "some of its layers keep a state"),
+        ("granitemoehybrid", "layers of Mamba-2, which keep a state"),
         ("minicpm", "multiplies embeddings, residuals and logits"),
         ("glm4", "turns neighbouring elements"),
         ("ministral", "windows alternate"),
@@ -377,10 +378,32 @@ def test_longrope_beyond_the_original_length(make_checkpoint, numpy_model, again
     long = config.with_max_positions(512)
     assert (long.context, long.rope_scaling.is_long) == (512, True)
     assert config.with_max_positions(64).rope_scaling == config.rope_scaling
+    short = replace(config, max_position_embeddings=64)
+    assert short.with_max_positions(512).rope_scaling == config.rope_scaling
     against.check(numpy_model(folder, 128, max_positions=512), folder, 90, 8)
 
 
-@pytest.mark.parametrize("part", [0.01, 1.5, 0.36])
+@pytest.mark.slow
+def test_longrope_beyond_the_original_length_on_the_virtual_npu(make_checkpoint, against):
+    """In both decode paths, as a server opens it for --max-model-len."""
+    folder = make_checkpoint(**random_shape("phi3", 1) | {"num_hidden_layers": 1})
+    for decode in ("rows", "guide"):
+        options = RuntimeOptions(
+            None,
+            select_backend("virtual"),
+            default_cache_dir(),
+            variants="8,32x512",
+            decode=decode,
+            max_positions=512,
+        )
+        checkpoint = open_checkpoint(folder)
+        checkpoint = replace(checkpoint, config=options.limited(checkpoint.config))
+        model = prepare_runtime(checkpoint, options, Reporter()).model
+        assert model.positions == 512
+        against.check(model, folder, 90, 8)
+
+
+@pytest.mark.parametrize("part", [0.01, 1.5, 0.4])
 def test_a_part_of_a_head_that_has_no_pairs(part, qwen):
     with pytest.raises(
         ConfigError, match=rf"partial_rotary_factor is {part} of a head of 8; RoPE turns pairs"

@@ -97,7 +97,9 @@ module {
     return
   }
 }
-""".replace("BODY", """air.segment @s args(%b=%a, %j=%i) : memref<64xi32>, index {
+""".replace(
+    "BODY",
+    """air.segment @s args(%b=%a, %j=%i) : memref<64xi32>, index {
         %c1 = arith.constant 1 : index
         air.herd @h tile (%tx, %ty) in (%sx=%c1, %sy=%c1) args(%c=%b, %k=%j) : memref<64xi32>, index {
           %c1_0 = arith.constant 1 : index
@@ -108,14 +110,17 @@ module {
           air.dma_memcpy_nd (%c[%first] [%c16] [%c1_0], %l[] [] []) : (memref<64xi32>, memref<16xi32, 2>)
           memref.dealloc %l : memref<16xi32, 2>
         }
-      }""")
+      }""",
+)
 
 
 def test_a_launch_comes_after_another_one_by_its_token_alone():
     x = np.arange(64, dtype=np.int32)
     ordered = virtual_npu.Program.from_text(ORDERED.replace("TOKEN", "[%t]"))
     assert np.array_equal(ordered.run(x).outputs[0], x)
-    with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match=r"of launch \(0\): data race: this reads element 0") as caught:
+    with pytest.raises(
+        virtual_npu.VirtualNpuRuntimeError, match=r"of launch \(0\): data race: this reads element 0"
+    ) as caught:
         virtual_npu.Program.from_text(ORDERED.replace("TOKEN", "")).run(x)
     assert caught.value.kind == "race"
 
@@ -144,5 +149,7 @@ module {
 def test_a_deadlock_of_many_operations_is_told(program):
     library = program(STOPS, options=CHECKS)
     x = np.zeros(64, np.int32)
-    with pytest.raises(virtual_npu.VirtualNpuDeadlock, match=r"put @in\[0\] \(2 put so far, 2 in flight\): no get makes room"):
+    with pytest.raises(
+        virtual_npu.VirtualNpuDeadlock, match=r"put @in\[0\] \(2 put so far, 2 in flight\): no get makes room"
+    ):
         library.run("stops", [x.ctypes.data])

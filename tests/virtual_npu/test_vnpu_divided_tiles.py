@@ -181,14 +181,18 @@ def test_memrefs_that_overlap_keep_the_order_of_trips(program, tmp_path, monkeyp
 
 # ---- who takes how much ----
 
-# Each thread waits in its first trip until as many have begun as `in` says; the caller is the slowest.
+# Each thread waits in its first trip until as many have begun as `in` says; the caller, until the others have done 248 of the
+# 256 trips. It takes 8 trips at most at first: 256 / (2 * 16).
 COUNTED = step(
-    above="#include <atomic>\n#include <unistd.h>\nstatic std::atomic<int> begun{0};\nstatic thread_local int own = 0;",
+    above="#include <atomic>\n#include <unistd.h>\nstatic std::atomic<int> begun{0}, done{0};\nstatic thread_local int own = 0;",
     body="""
+  const bool is_caller = getpid() == gettid();
   if (!own) own = ++begun;
   for (int i = 0; begun < in[1] && i < 100000; ++i) usleep(100);
-  usleep(getpid() == gettid() ? 4000 : 1000);
-  for (int i = 0; i < 4; ++i) out[i] = own;
+  for (int i = 0; is_caller && done < 248 && i < 100000; ++i) usleep(100);
+  usleep(is_caller ? 0 : 300);
+  if (!is_caller) ++done;
+  out[0] = own, out[1] = is_caller, out[2] = out[3] = 0;
 """,
 )  # fmt: skip
 
@@ -201,14 +205,13 @@ def test_sixteen_threads_share_four_tiles_and_a_slow_one_takes_less(program, tmp
     library.run("f", [x.ctypes.data, y.ctypes.data])
     numbers, counts = np.unique(y[:, 0], return_counts=True)
     assert list(numbers) == list(range(1, 17))
-    slow = y[0, 0]  # the caller takes the first trips
-    assert counts[slow - 1] <= np.median(counts)
+    assert 1 <= y[:, 1].sum() <= 8 < np.median(counts)
     thread_team.limit_threads(2)
     try:
         library.run("f", [x.ctypes.data, y.ctypes.data])
     finally:
         thread_team.limit_threads(64)
-    assert len(np.unique(y[:, 0])) == 2
+    assert len(np.unique(y[:, 0])) <= 2
 
 
 # ---- our kernels ----

@@ -32,6 +32,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+FEW_ROWS = {"m": 8, "k": 64, "b_transposed": True}
+
+
 def emitted(text: str, options: BuildOptions | None = None) -> str:
     return virtual_npu.emit(text, kernel_dirs=(KERNEL_SOURCES,), options=options or BuildOptions()).text
 
@@ -88,10 +91,13 @@ def test_sums_that_are_not_rounded_are_left_alone():
     assert STATEMENT not in emitted(all_kernels()["gemm_f32"].build(m=64, k=256, n=128).text)
 
 
-@pytest.mark.parametrize("threads", ["1", "2", "5"])
-@pytest.mark.parametrize("shape", ["blocks of rows", "steps by parts"])
-def test_threads_change_no_bit(program, run, monkeypatch, threads, shape):
-    module = gemm.build(**{**SHAPES[shape], "n": 1152})
+@pytest.mark.parametrize("threads", ["1", "2", "5", "16"])
+@pytest.mark.parametrize(
+    ("shape", "n"), [("blocks of rows", 1152), ("steps by parts", 1152), ("few rows", 6144)]
+)
+def test_threads_change_no_bit(program, run, monkeypatch, threads, shape, n):
+    """The twelve points of the widest one are cut into parts for 5 and for 16 threads."""
+    module = gemm.build(**{**SHAPES.get(shape, FEW_ROWS), "n": n})
     library, given = program(module.text, (KERNEL_SOURCES,)), operands(module)
     monkeypatch.setenv("VNPU_THREADS", "3")
     want = run(library, "gemm", *given)[2]

@@ -140,7 +140,7 @@ def _decode_core(words: Sequence[int]) -> RegisterBd:
     bd.address = 4 * _bits(words[0], 27, 14)
     if _bits(words[1], 30, 30):
         bd.packet = _bits(words[1], 23, 19), _bits(words[1], 18, 16)
-    bd.iteration = _iteration(*_fields(words[4], (18, 13), (12, 0), (24, 19)))  # type: ignore[arg-type]
+    bd.iteration = _iteration(*_fields(words[4], (18, 13), (12, 0), (24, 19)))
     bd.next = _bits(words[5], 30, 27) if _bits(words[5], 26, 26) else None
     _locks(bd, _fields(words[5], (12, 12), (3, 0), (11, 5)), _fields(words[5], (16, 13), (24, 18)))  # type: ignore[arg-type]
     return bd
@@ -163,7 +163,7 @@ def _decode_memtile(words: Sequence[int]) -> RegisterBd:
     bd.address = 4 * _bits(words[1], 18, 0) % _OWN_MEMORY
     if _bits(words[0], 31, 31):
         bd.packet = _bits(words[0], 27, 23), _bits(words[0], 30, 28)
-    bd.iteration = _iteration(*_fields(words[6], (22, 17), (16, 0), (28, 23)))  # type: ignore[arg-type]
+    bd.iteration = _iteration(*_fields(words[6], (22, 17), (16, 0), (28, 23)))
     bd.next = _bits(words[1], 25, 20) if _bits(words[1], 19, 19) else None
     _locks(bd, _fields(words[7], (15, 15), (7, 0), (14, 8)), _fields(words[7], (23, 16), (30, 24)))  # type: ignore[arg-type]
     return bd

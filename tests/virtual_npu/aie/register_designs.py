@@ -1,4 +1,4 @@
-"""Designs of the AIE level about order on the way, tokens, resets, ports of cores and registers; one module."""
+"""Designs of the AIE level about order on the way, tokens, resets, ports of cores and registers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.virtual_npu.aie.designs import transfer
 
 
 def _crossing(name: str, arbiter: int) -> str:
-    """Two packets that cross two switches the other way round; the second one by an arbiter of this number."""
+    """Two packets that cross two switches the other way round, the second one by this arbiter."""
     ways = {
         1: "%a = aie.amsel<0>(0) %m = aie.masterset(East : 0, %a) "
         "aie.packet_rules(DMA : 0) { aie.rule(31, 1, %a) }",
@@ -269,7 +269,8 @@ TILE_REGISTERS = f"""
     aie.flow(%shim, DMA : 0, %memtile, DMA : 0)
     aie.flow(%memtile, DMA : 0, %core, DMA : 0)
     aie.flow(%core, DMA : 0, %shim, DMA : 0)
-    memref.global "private" constant @receive : memref<8xi32> = dense<[16, 0x100010, 0, 0, 0, 0, 0, 0x8141FF40]>
+    memref.global "private" constant @receive : memref<8xi32>
+      = dense<[16, 0x100010, 0, 0, 0, 0, 0, 0x8141FF40]>
     memref.global "private" constant @core_in : memref<6xi32> = dense<[16, 0, 0, 0, 0, 0x2000000]>
     memref.global "private" constant @core_out : memref<6xi32> = dense<[16, 0, 1, 0x10000, 0, 0x2000000]>
     aie.shim_dma_allocation @registers_in(%shim, MM2S, 0)
@@ -283,8 +284,9 @@ TILE_REGISTERS = f"""
       %receive_queue = arith.constant 0xA0604 : i32
       %zero = arith.constant 0 : i32
       aiex.npu.write32(%receive_queue, %zero) {{column = 0 : i32, row = 1 : i32}} : i32, i32
-      aiex.npu.writebd {{bd_id = 1 : i32, buffer_length = 16 : i32, buffer_offset = 64 : i32, column = 0 : i32,
-        row = 1 : i32, lock_acq_enable = 1 : i32, lock_acq_id = 65 : i32, lock_acq_val = 127 : i32,
+      aiex.npu.writebd {{bd_id = 1 : i32, buffer_length = 16 : i32, buffer_offset = 64 : i32,
+        column = 0 : i32, row = 1 : i32, lock_acq_enable = 1 : i32, lock_acq_id = 65 : i32,
+        lock_acq_val = 127 : i32,
         lock_rel_id = 64 : i32, lock_rel_val = 1 : i32, use_next_bd = 1 : i32, next_bd = 1 : i32}}
       %one = arith.constant 1 : i32
       aiex.npu.push_queue(0, 1, MM2S : 0) bd_id %one repeat %zero {{issue_token = false}} : i32, i32
@@ -313,7 +315,8 @@ LOGICAL = """
     %memtile = aie.logical_tile<MemTile>(1, ?)
     aie.objectfifo @logical_in(%from, {%memtile}, 2 : i32) : !aie.objectfifo<memref<5xi32>>
     aie.objectfifo @logical_out(%memtile dimensionsToStream [<size = 5, stride = 1>], {%to}, 2 : i32)
-      {padDimensions = #aie<bd_pad_layout_array[<const_pad_before = 2, const_pad_after = 1>]>, padValue = 42 : i32}
+      {padDimensions = #aie<bd_pad_layout_array[<const_pad_before = 2, const_pad_after = 1>]>,
+       padValue = 42 : i32}
       : !aie.objectfifo<memref<8xi32>>
     aie.objectfifo.link [@logical_in] -> [@logical_out]([] [])
     aie.runtime_sequence @logical(%a: memref<20xi32>, %b: memref<32xi32>) {
@@ -350,7 +353,8 @@ LOGICAL = """
 """
 
 MODULE = "module {\n" + "".join([
-    _crossing("crossing", 0), _crossing("apart", 1), _tokens("token_behind", 5), _tokens("token_beside", 4), RESETS,
+    _crossing("crossing", 0), _crossing("apart", 1), _tokens("token_behind", 5),
+    _tokens("token_beside", 4), RESETS,
     STREAMS.replace("WORDS", "32"),
     STREAMS.replace("WORDS", "33").replace("streams", "starved"),
     TILE_REGISTERS, LOGICAL,

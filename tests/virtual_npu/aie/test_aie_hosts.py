@@ -77,7 +77,7 @@ def test_instructions_in_an_elf(design: Path) -> None:
 
 
 def test_a_module_of_something_else() -> None:
-    with pytest.raises(pyxrt.XrtError, match="module wants a pyxrt.elf, not a int"):
+    with pytest.raises(pyxrt.XrtError, match=r"module wants a pyxrt\.elf, not a int"):
         pyxrt.module(3)  # type: ignore[arg-type]
 
 

@@ -52,7 +52,9 @@ OF_DEVICE = {
     CHAIN.format(f"{ACQUIRE} {ACQUIRE} aie.dma_bd(%b : memref<8xi32>)"): (
         "a descriptor acquires one lock: leave out the second one"
     ),
-    "aie.flow(%core, Core : 0, %shim, DMA : 0)": r"a flow at port Core : 0 of tile \(0, 2\), which has no core",
+    "aie.flow(%core, Core : 0, %shim, DMA : 0)": (
+        r"a flow at port Core : 0 of tile \(0, 2\), which has no core"
+    ),
     f"aie.objectfifo @of(%core, {{%shim}}, [1, 2, 3]) : {FIFO}": "2 tiles and 3 depths: give one, or one for",
     f"aie.objectfifo @of(%core, {{%shim}}, 2 : i32) {{aie_stream = 1 : i32}} : {FIFO}": "aie_stream of @of",
     f"aie.objectfifo @of(%core, {{%shim}}, 2) : {FIFO} aie.objectfifo.link [@of] -> [@no]([] [])": (
@@ -102,7 +104,7 @@ OF_DEVICE = {
         "aie.get_stream: of anything but 32 bits is not supported"
     ),
     "aie.core(%core) { %i = arith.constant 0 : index %p = memref.load %b[%i] : memref<8xi32> "
-    "%v = aie.get_stream(%p : i32) : i32 aie.end }": "a port known only at run time is not supported: write a",
+    "%v = aie.get_stream(%p : i32) : i32 aie.end }": "a port known only at run time is not supported: wri",
 }  # fmt: skip
 OF_SEQUENCE = {
     "aiex.npu.dma_wait {symbol = @no}": "no aie.shim_dma_allocation @no: the device has @in",
@@ -122,7 +124,7 @@ OF_SEQUENCE = {
     WRITE.format(0x32000, 2): r"tile \(0, 2\) has no aie.core",
     WRITE.format(0x32004, 2): r"register 0x32004 of tile \(0, 2\) is not supported",
     WRITE.format(0x1D204, 0): r"descriptor 1 of tile \(0, 0\) was not written before",
-    "%i = arith.constant 8 : i32 aiex.npu.write32(%i, %i) {buffer = @b} : i32, i32": "byte 32 is outside of buf",
+    "%i = arith.constant 8 : i32 aiex.npu.write32(%i, %i) {buffer = @b} : i32, i32": "byte 32 is outside",
     "%i = arith.constant 8 : i32 aiex.npu.write32(%i, %i) {buffer = @no} : i32, i32": "no aie.buffer @no",
     "aiex.core_reset(%core)": r"tile \(0, 2\) has no aie.core",
     WRITE.replace("write32(%address, %value)", "maskwrite32(%address, %value, %value)")

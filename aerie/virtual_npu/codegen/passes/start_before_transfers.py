@@ -1,10 +1,10 @@
 """Issues segments and herds before the loops of puts and gets that stand in front of them.
 
-A launch often issues all transfers of its channels, in loops, before the segment that takes them. In program
-order nothing of these loops can end until all of them are issued, so a run remembers as many operations as the
-loops have iterations. What touches no memory of the body that issues it, and waits for no token, may be issued
-before them just as well: the transfers meet it in their channels, whichever is first. In builds with checks
-alone, where a loop then pauses while others work (Sequencer::pause).
+A launch often issues all transfers of its channels, in loops, before the segment that takes them. In
+program order nothing of these loops can end until all of them are issued, so a run remembers as many
+operations as the loops have iterations. What touches no memory of the body that issues it, and waits for no
+token, may be issued before them just as well: the transfers meet it in their channels, whichever is first.
+In builds with checks alone, where a loop then pauses while others work (Sequencer::pause).
 """
 
 from __future__ import annotations
@@ -55,11 +55,9 @@ def _move_up(op: SegmentOp | HerdOp) -> None:
         result for before in (*behind, first) if before not in numbers for result in before.results
     ):
         return
-    for needed in reversed(numbers):
-        needed.detach()
-        block.insert_op_before(needed, first)
-    op.detach()
-    block.insert_op_before(op, first)
+    for moved in (*reversed(numbers), op):
+        moved.detach()  # type: ignore[no-untyped-call]
+        block.insert_op_before(moved, first)
 
 
 def _passed(op: Operation) -> Iterable[Operation]:

@@ -319,7 +319,8 @@ void Channel::start() {
 }
 
 void Channel::reset() {
-  if (bd && is_transferring && bd->table->acquire.lock >= 0) array->locks[bd->table->acquire.lock]->held -= bd->table->acquire.value;
+  if (bd && is_transferring && bd->table->acquire.lock >= 0)
+    array->locks[bd->table->acquire.lock]->held -= bd->table->acquire.value;
   stop();
   source.reset();
   sink.reset();
@@ -444,9 +445,7 @@ Await Core::to_put_word(int number, int at) {
   return Await{false};
 }
 
-void Core::put_word(int number, uint32_t word) {
-  array->channels[number]->put_word(word);
-}
+void Core::put_word(int number, uint32_t word) { array->channels[number]->put_word(word); }
 
 Await Core::to_get_word(int number, int at) {
   line = at;

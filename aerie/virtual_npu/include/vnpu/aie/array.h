@@ -31,10 +31,10 @@ struct Capacity {
 struct Cycles {
   static constexpr i64 kHop = 4;           // through a switch
   static constexpr i64 kLock = 2;          // to ask for a lock
-  static constexpr i64 kFetch = 16;        // from a lock that a sender waited for to its first word: not measured, but longer
-                                           // than a word takes to the next switch. Other descriptors are fetched ahead.
+  static constexpr i64 kFetch = 16;  // from a lock that a sender waited for to its first word: not measured, but longer
+  // than a word takes to the next switch. Other descriptors are fetched ahead.
   static constexpr i64 kShimStart = 1330;  // a shim's first word of a task, out of the host's memory
-  static constexpr i64 kHostOp = 3050;     // from one task of the host to the next
+  static constexpr i64 kHostOp = 3050;  // from one task of the host to the next
 };
 
 template <class T>
@@ -113,10 +113,10 @@ class Lock {
 // A descriptor, ready to run.
 struct Bd {
   const BdTable *table;
-  char *base;     // of its buffer
-  i64 extent;     // bytes of its buffer
+  char *base;  // of its buffer
+  i64 extent;  // bytes of its buffer
   int next = -1;  // in the same chain
-  i64 uses = 0;   // for its iteration
+  i64 uses = 0;  // for its iteration
 };
 
 // Where in memory the next byte of a transfer is.
@@ -236,7 +236,7 @@ class Source final : public Runnable {
   bool has_header_ = false;
   i64 busy_until_ = 0;  // words are on their way until then
   enum { kNone, kHeld, kRead } ending_ = kNone;  // what ends then: the first of the segments, or the descriptor that is read
-  List<i64> entered_;                            // of each arbiter: when the header came to it; -1: it has not
+  List<i64> entered_;  // of each arbiter: when the header came to it; -1: it has not
 };
 
 // Writes how messages call a tile.
@@ -260,7 +260,7 @@ class Channel final : public Actor {
   Array *array = nullptr;
   const ChannelTable *table = nullptr;
   Source source;  // of an MM2S channel
-  Sink sink;      // of an S2MM channel
+  Sink sink;  // of an S2MM channel
   Queue<Task *> queue;
   Task *running = nullptr;
   const Bd *bd = nullptr;
@@ -268,9 +268,9 @@ class Channel final : public Actor {
   bool is_transferring = false;
   i64 tokens = 0, transferred = 0;
   List<Actor *> for_room, for_token;  // the host, when it waits
-  Core *core = nullptr;               // whose own port it is
-  Bytes words;                        // that wait to be sent by a port
-  Channel *token_port = nullptr;      // of its tile, where the switches have a way for tokens
+  Core *core = nullptr;  // whose own port it is
+  Bytes words;  // that wait to be sent by a port
+  Channel *token_port = nullptr;  // of its tile, where the switches have a way for tokens
 };
 
 // ---- cores ----

@@ -53,6 +53,18 @@ struct Report {
   void *raised[3] = {};
 };
 
+// What aiecc was told to call the sequences of a program, in their order: VNPU_KERNEL_NAMES, with commas between names.
+inline std::vector<std::string> kernel_names() {
+  const char *const given = getenv("VNPU_KERNEL_NAMES");
+  std::string names = given ? given : "MLIR_AIE";
+  std::vector<std::string> found;
+  for (size_t comma; (comma = names.find(',')) != std::string::npos; names = names.substr(comma + 1)) {
+    found.push_back(names.substr(0, comma));
+  }
+  found.push_back(names);
+  return found;
+}
+
 // A loaded program. Its description is the JSON that `aerie vnpu build` has put into it.
 class Program {
  public:
@@ -70,11 +82,16 @@ class Program {
     std::string name, symbol;
     int arguments = 0;
   };
-  // The sequence of a name that may have a device's before it, as in "main:sequence"; the first one where there is none.
+  // The sequence of a name that may have a device's before it, as in "main:sequence"; else that whose kernel has the name,
+  // or the first one.
   const Entry &entry(const std::string &name) const {
     const std::string last = name.substr(name.find(':') == std::string::npos ? 0 : name.find(':') + 1);
     for (const Entry &one : entries) {
       if (one.name == last) return one;
+    }
+    const std::vector<std::string> names = kernel_names();
+    for (size_t i = 0; i < names.size() && i < entries.size(); ++i) {
+      if (names[i] == name) return entries[i];
     }
     return entries.front();
   }
@@ -130,15 +147,9 @@ class xclbin {
   };
   xclbin() = default;
   explicit xclbin(const std::string &path) : path_(path) {}
-  // A program does not know what aiecc was told to call its kernel: VNPU_KERNEL_NAMES has names, with commas between them.
   std::vector<kernel> get_kernels() const {
-    const char *const given = getenv("VNPU_KERNEL_NAMES");
-    std::string names = given ? given : "MLIR_AIE";
     std::vector<kernel> found;
-    for (size_t comma; (comma = names.find(',')) != std::string::npos; names = names.substr(comma + 1)) {
-      found.emplace_back(names.substr(0, comma));
-    }
-    found.emplace_back(names);
+    for (const std::string &name : vnpu_host::kernel_names()) found.emplace_back(name);
     return found;
   }
   uuid get_uuid() const { return {path_}; }
@@ -213,7 +224,8 @@ class bo {
     data_.reset(static_cast<char *>(memory), free);
   }
   char *part(size_t bytes, size_t offset) {
-    if (offset + bytes > bytes_) throw std::runtime_error("reaches beyond a buffer object of " + std::to_string(bytes_) + " bytes");
+    if (offset + bytes > bytes_)
+      throw std::runtime_error("reaches beyond a buffer object of " + std::to_string(bytes_) + " bytes");
     return data_.get() + offset;
   }
   std::shared_ptr<char> data_;
