@@ -89,7 +89,7 @@ class Pieces {
     if (is_last && columns >= end_) return;
     const bf16 *const from = is_last ? first_ + line_ * kPieceSteps : at_ + kChunk;
 #pragma GCC unroll 8
-    for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(from + columns[i]);
+    for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(from + columns[i], 0, 2);
   }
   // Fetches the next piece from L2 while this one is transposed.
   VNPU_INLINE void fetch() const {
@@ -101,7 +101,7 @@ class Pieces {
   VNPU_INLINE void prefetch() {
     const bf16 *const row = prefetch_row_ + *prefetch_columns_ + prefetch_step_;
 #pragma GCC unroll 8
-    for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(row + i * kPieceSteps);
+    for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(row + i * kPieceSteps, 0, 2);
     prefetch_step_ += kPieceColumns * kPieceSteps;
     if (prefetch_step_ < steps_) return;
     prefetch_step_ = 0;
