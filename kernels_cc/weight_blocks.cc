@@ -209,7 +209,7 @@ void unpack_blocks_bf16(uint32_t first, const uint8_t* __restrict weights, bfloa
 }
 }
 
-#if defined(AIE_HOST_WEIGHT_BLOCKS)
+#if defined(AIE_HOST_WEIGHT_ROWS)
 namespace {
 
 // The weights of some columns of a block row by row, where the CPU's own way is none for this block.
@@ -242,7 +242,8 @@ void unpack_blocks_rows(int32_t first, const uint8_t* weights, int64_t blocks_ap
 }
 
 // What a CPU multiplies few rows by (vnpu/made.h).
-const vnpu::MadeRows by_rows(&unpack_blocks_bf16, UNPACKED_GROUPS * group_columns, UNPACKED_BLOCKS, &unpack_blocks_rows);
+const vnpu::MadeRows by_rows(&unpack_blocks_bf16, UNPACKED_GROUPS* group_columns, UNPACKED_BLOCKS,
+                             BlocksOf<Of>::has_rows ? &unpack_blocks_rows : nullptr);
 
 }  // namespace
 #endif

@@ -172,14 +172,15 @@ class Made::Work {
   bool multiply_few() const {
     switch (dots::order_of(product_.block_steps, product_.block_columns)) {
 #if defined(VNPU_BF16_PAIRS)
-      case dots::Order::kPairs: return multiply_few_by<product::FewPairs>();
+      case dots::Order::kPairs: return multiply_few_by<product::FewPairs, 96>() || multiply_few_by<product::FewPairs, 224>();
 #endif
-      case dots::Order::kOneByOne: return multiply_few_by<product::FewPlain>();
+      case dots::Order::kOneByOne: return multiply_few_by<product::FewPlain, 96>() || multiply_few_by<product::FewPlain, 224>();
       default: return false;
     }
   }
 
-  template <class Kernel>
+  // Apart: elements for a column of what is made at once.
+  template <class Kernel, int Apart>
   bool multiply_few_by() const {
     if constexpr (same_type<Kernel, product::Unserved>) return false;
     else {
@@ -192,13 +193,14 @@ class Made::Work {
       while (calls < depth_ && at(steps_, calls, &Axis::first) == at(steps_, 0, &Axis::first)) ++calls;
       Product product = product_;
       if (c_) product.rounded = c_;
-      product::FewMade<Kernel> few(product, {made_.rows_, made_.count_ / made_.rows_->depth, depth_, parts, part,
-                                             is_dense ? part : source.list[0].first, calls});
+      product::FewMade<Kernel, Apart> few(product, {made_.rows_, made_.count_ / made_.rows_->depth, depth_, parts, part,
+                                                    is_dense ? part : source.list[0].first, calls});
       if (!few.serves()) return false;
       const uint8_t *const begin = reinterpret_cast<const uint8_t *>(product_.b);
       few.run([&](i64 tile, i64 step) {
-        return product::MadeCalls::Call{begin + at(tiles_, tile, &Axis::first) + at(steps_, step, &Axis::first),
-                                        int32_t(made_.argument_ + at(tiles_, tile, &Axis::second) + at(steps_, step, &Axis::second))};
+        return product::MadeCalls::Call{
+            begin + at(tiles_, tile, &Axis::first) + at(steps_, step, &Axis::first),
+            int32_t(made_.argument_ + at(tiles_, tile, &Axis::second) + at(steps_, step, &Axis::second))};
       });
       return true;
     }

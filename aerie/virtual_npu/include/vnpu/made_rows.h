@@ -14,11 +14,12 @@ class MadeRows {
   // begins from_apart bytes after the one before it.
   using Make = void (*)(int32_t argument, const uint8_t *from, int64_t from_apart, void *to, int64_t apart);
 
-  // Announces the form of a function, which makes `depth` k; an object of static storage does it before any program runs.
+  // Announces the form of a function, which makes `depth` k; null: it has none on this CPU. An object of static storage does it
+  // before any program runs.
   template <class Function>
   MadeRows(Function *function, int64_t depth, int64_t parts, Make make)
       : make(make), depth(depth), parts(parts), function_(reinterpret_cast<const void *>(function)), next_(first()) {
-    first() = this;
+    if (make) first() = this;
   }
 
   // The form of a function; null if it has none.

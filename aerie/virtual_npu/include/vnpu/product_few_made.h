@@ -1,7 +1,8 @@
 // A product of few rows by an operand that a function makes row by row (made_rows.h).
 //
-// What the function makes in one call is multiplied at once, while it is in L1, by the micro-kernels of product_few.h. Meanwhile
-// what it reads for the next columns is prefetched into L2. Every thread has neighbouring columns.
+// What the function makes in one call is multiplied at once, while it is in L1, by the micro-kernels of product_few.h; those of
+// pairs read it as it lies. Meanwhile what the function reads for the next columns is prefetched into L2. Every thread has
+// neighbouring columns.
 #pragma once
 
 #include "vnpu/entry.h"
@@ -23,22 +24,23 @@ struct MadeCalls {
   i64 calls_a_source;  // calls one after the other that read the same
 };
 
-template <class Kernel>
+template <class Kernel, int Apart>
 class FewMade : Operands {
  public:
   FewMade(const Product &product, const MadeCalls &calls) : Operands(product), calls_(calls) {}
 
   // Whether the micro-kernel has all it needs.
   bool serves() const {
-    return calls_.rows->depth % kPieceSteps == 0 && calls_.columns % kPieceColumns == 0 && a_steps_.has_whole_lines();
+    const i64 depth = calls_.rows->depth, least = kAtOnce ? kAtOnce : kPieceColumns;
+    return depth % kPieceSteps == 0 && depth <= kApart && calls_.columns % least == 0 && calls_.columns <= kMaxColumns &&
+           a_steps_.has_whole_lines();
   }
 
   // at(tile, step): the call.
   template <class At>
   void run(const At &at) {
-    multiply_rows(Kernel::kMinRows, [&] {
-      share_panels(calls_.columns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end, at); });
-    });
+    multiply_rows(Kernel::kMinRows,
+                  [&] { share_panels(calls_.columns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end, at); }); });
   }
 
  private:
@@ -46,36 +48,46 @@ class FewMade : Operands {
   using Packed = typename Kernel::Packed;
   using Floats = typename Kernel::Floats;
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
+  static constexpr int kAtOnce = Kernel::kColumnsAtOnce;
   static constexpr i64 kPackedRows = 8, kWorthThreads = 1 << 20;
+  static constexpr int kMaxColumns = 128;
+  static constexpr int kApart = Apart;  // elements from one column of what is made to the next: an odd number of cache lines
+
+  struct Work {
+    Left *packed;  // a: kRows rows, pair by pair of steps, then the next kRows
+    bf16 *made;
+    Packed *turned;  // a panel of what is made
+    float *sums;  // at place()
+  };
 
   template <class At>
   void multiply(i64 first, i64 end, const At &at) const {
     if (first >= end) return;
     Blocks blocks;
-    const i64 depth = calls_.rows->depth, rows = (m_ + kPackedRows - 1) / kPackedRows * kPackedRows;
-    const i64 panels = (calls_.columns + kColumns - 1) / kColumns, of_panel = rows * kColumns;
-    Left *const packed = blocks.alloc<Left>(rows / kRows * lefts(k_));
-    auto *const made = blocks.alloc<bf16>(calls_.columns * depth);
-    Packed *const turned = blocks.alloc<Packed>(depth / 2 * Kernel::kPacked);
-    float *const sums = blocks.alloc<float>(panels * of_panel);
-    memset(static_cast<void *>(turned), 0, size_t(depth / 2 * Kernel::kPacked) * sizeof(Packed));
-    pack_rows(packed);
+    const i64 depth = calls_.rows->depth;
+    Work work;
+    work.packed = blocks.alloc<Left>(padded_rows() / kRows * lefts(k_));
+    work.made = blocks.alloc<bf16>(calls_.columns * kApart);
+    work.turned = blocks.alloc<Packed>(depth / 2 * Kernel::kPacked);
+    work.sums = blocks.alloc<float>(panels() * kColumns * padded_rows());
+    memset(static_cast<void *>(work.turned), 0, size_t(depth / 2 * Kernel::kPacked) * sizeof(Packed));
+    pack_rows(work.packed);
     for (i64 tile = first; tile < end; ++tile) {
       check_running();
-      for (i64 panel = 0; panel < panels; ++panel) begin(tile, panel, sums + panel * of_panel);
+      begin(tile, work.sums);
       const CoreModes modes;
       for (i64 step = 0; step < calls_.steps; ++step) {
         const MadeCalls::Call call = at(tile, step);
         if (tile + 1 < end) prefetch(at(tile + 1, step).from, step % calls_.calls_a_source);
-        calls_.rows->make(call.argument, call.from, calls_.apart, made, depth);
-        for (i64 panel = 0; panel < panels; ++panel) {
-          turn(made, panel, turned);
-          add_all(packed + lefts(step * depth), turned, sums + panel * of_panel);
-        }
+        calls_.rows->make(call.argument, call.from, calls_.apart, work.made, kApart);
+        add_made(work, work.packed + lefts(step * depth));
       }
-      for (i64 panel = 0; panel < panels; ++panel) finish(tile, panel, sums + panel * of_panel);
+      finish(tile, work.sums);
     }
   }
+
+  i64 padded_rows() const { return (m_ + kPackedRows - 1) / kPackedRows * kPackedRows; }
+  i64 panels() const { return (calls_.columns + kColumns - 1) / kColumns; }
 
   // Lefts of kRows rows over some steps.
   static i64 lefts(i64 steps) { return steps / 2 * Kernel::kLefts; }
@@ -97,21 +109,37 @@ class FewMade : Operands {
     }
   }
 
-  void turn(const bf16 *made, i64 panel, Packed *to) const {
-    const i64 depth = calls_.rows->depth, end = (panel + 1) * kColumns;
-    i64 columns[kPieceColumns];
-    for (i64 i = 0; i < kPieceColumns; ++i) columns[i] = i * depth;
-    for (i64 n = panel * kColumns; n < end && n < calls_.columns; n += kPieceColumns, to += kPieceColumns) {
-      for (i64 k = 0; k < depth; k += kPieceSteps) {
-        Kernel::turn(made + n * depth + k, columns, to + k / 2 * Kernel::kPacked);
+  // Adds the products by what was made to the sums of all rows.
+  void add_made(const Work &work, const Left *a) const {
+    const int pairs = int(calls_.rows->depth / 2);
+    float *sums = work.sums;
+    if constexpr (kAtOnce > 0) {
+      for (i64 m = 0; m < m_; m += kRows, a += lefts(k_)) {
+        for (i64 n = 0; n < calls_.columns; n += kAtOnce, sums += kAtOnce * kRows) {
+          Kernel::template add_runs<kApart>(a, work.made + n * kApart, pairs, sums);
+        }
+      }
+    } else {
+      for (i64 panel = 0; panel < panels(); ++panel) {
+        turn(work.made, panel, work.turned);
+        const Left *from = a;
+        for (i64 m = 0; m < m_; m += kRows, from += lefts(k_), sums += kRows * kColumns) {
+          add_up_to<kRows>(int(m_ - m), from, work.turned, pairs, sums);
+        }
       }
     }
   }
 
-  void add_all(const Left *a, const Packed *b, float *sums) const {
-    const int pairs = int(calls_.rows->depth / 2);
-    for (i64 m = 0; m < m_; m += kRows, a += lefts(k_), sums += kRows * kColumns) add_up_to<kRows>(int(m_ - m), a, b, pairs, sums);
+  void turn(const bf16 *made, i64 panel, Packed *to) const {
+    i64 columns[kPieceColumns];
+    for (i64 i = 0; i < kPieceColumns; ++i) columns[i] = i * kApart;
+    for (i64 n = panel * kColumns; n < (panel + 1) * kColumns && n < calls_.columns; n += kPieceColumns, to += kPieceColumns) {
+      for (i64 k = 0; k < calls_.rows->depth; k += kPieceSteps) {
+        Kernel::turn(made + n * kApart + k, columns, to + k / 2 * Kernel::kPacked);
+      }
+    }
   }
+
   // The number of rows, or the next power of two, but kMinRows at least.
   template <int Rows>
   static void add_up_to(int rows, const Left *a, const Packed *b, int pairs, float *c) {
@@ -137,16 +165,27 @@ class FewMade : Operands {
     }
   }
 
-  void begin(i64 tile, i64 panel, float *sums) const {
-    if (product_.rounded) return void(memset(sums, 0, size_t(m_ * kColumns) * sizeof(float)));
-    const Places columns = places(tile, panel);
-    for (i64 m = 0; m < m_; ++m) gather(product_.c + c_rows_[m], columns, sums + m * kColumns);
+  // The sum of a row in a column of the tile.
+  i64 place(i64 m, i64 n) const {
+    if constexpr (kAtOnce > 0) return (m / kRows * calls_.columns + n) * kRows + m % kRows;
+    const i64 rows = (m_ + kRows - 1) / kRows * kRows;
+    return (n / kColumns * rows + m) * kColumns + n % kColumns;
   }
-  void finish(i64 tile, i64 panel, const float *sums) const {
-    const Places columns = places(tile, panel);
-    for (i64 m = 0; m < m_; ++m, sums += kColumns) {
-      if (!product_.rounded) scatter(product_.c + c_rows_[m], columns, sums);
-      else round(sums, columns, product_.rounded + c_rows_[m]);
+  void begin(i64 tile, float *sums) const {
+    memset(sums, 0, size_t(panels() * kColumns * padded_rows()) * sizeof(float));
+    if (product_.rounded) return;
+    const i64 *const columns = c_columns_.some(tile * calls_.columns, calls_.columns).at;
+    for (i64 m = 0; m < m_; ++m) {
+      for (i64 n = 0; n < calls_.columns; ++n) sums[place(m, n)] = product_.c[c_rows_[m] + columns[n]];
+    }
+  }
+  void finish(i64 tile, const float *sums) const {
+    const Places columns = c_columns_.some(tile * calls_.columns, calls_.columns);
+    alignas(64) float row[kMaxColumns];
+    for (i64 m = 0; m < m_; ++m) {
+      for (i64 n = 0; n < calls_.columns; ++n) row[n] = sums[place(m, n)];
+      if (product_.rounded) round(row, columns, product_.rounded + c_rows_[m]);
+      else scatter(product_.c + c_rows_[m], columns, row);
     }
   }
   static void round(const float *sums, const Places &columns, bf16 *to) {
@@ -161,11 +200,6 @@ class FewMade : Operands {
       memcpy(to + columns.at[n], &rounded, sizeof(rounded));
     }
   }
-  Places places(i64 tile, i64 panel) const {
-    const i64 left = calls_.columns - panel * kColumns;
-    return c_columns_.some(tile * calls_.columns + panel * kColumns, left < kColumns ? left : kColumns);
-  }
-
   const MadeCalls calls_;
 };
 

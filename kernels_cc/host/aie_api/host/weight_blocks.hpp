@@ -16,6 +16,7 @@
 
 #if defined(VNPU_FAST) && !VNPU_CHECKS && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define AIE_HOST_WEIGHT_BLOCKS 1
+#define AIE_HOST_WEIGHT_ROWS 1
 #include <immintrin.h>
 
 #include <atomic>
@@ -149,7 +150,7 @@ class weight_blocks {
   // As `unpack`, but row by row, of which each begins `apart` elements after the one before it. first and count are multiples
   // of 32.
   static bool unpack_rows(std::uint32_t first, unsigned count, const std::uint8_t* block, std::int64_t apart, bfloat16* to) {
-    if constexpr (!has_rows) return false;
+    if constexpr (!has_rows) return false;  // it is not called then
     const char* ahead = reinterpret_cast<const char*>(block) + first / 32 * (lines / 8 * 64);
     for (unsigned group = first / 32; group < (first + count) / 32; ++group, to += 32, ahead += lines / 8 * 64) {
       __m512i least = _mm512_set1_epi16(0x7fff);
@@ -292,7 +293,8 @@ class weight_blocks {
       return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)factor);
 #else
       const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
-      const __m512 one = (__m512)_mm512_and_si512(rounded_to_even(a), upper), other = (__m512)_mm512_and_si512(rounded_to_even(b), upper);
+      const __m512 one = (__m512)_mm512_and_si512(rounded_to_even(a), upper),
+                   other = (__m512)_mm512_and_si512(rounded_to_even(b), upper);
       sum = _mm512_fmadd_ps(one, _mm512_set1_ps(__builtin_bit_cast(float, wide_[2 * pair][i])), sum);
       return _mm512_fmadd_ps(other, _mm512_set1_ps(__builtin_bit_cast(float, wide_[2 * pair + 1][i])), sum);
 #endif

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "types.hpp"
-#include "vnpu/made_rows.h"
 #include "vnpu/prefetch.h"
 
 #if defined(VNPU_FAST) && !VNPU_CHECKS && !defined(AIE_HOST_WEIGHT_BLOCKS) && defined(__AVX2__) && defined(__FMA__)
