@@ -138,10 +138,10 @@ run: $(RUN) ## answer PROMPT
 	$(DO)$(PY) -m aerie run $(common) $(answering) $(sampling) $(prompt) $(if $(JSON),--json) $(OR_EXIT)
 
 models: $(RUN) ## list the models at hand, and whether they run here
-	$(DO)$(PY) -m aerie models $(if $(JSON),--json) $(SAID)
+	$(DO)$(PY) -m aerie models $(if $(JSON),--json) $(OR_EXIT)
 
 pull: $(RUN) ## fetch MODEL, so that later runs need no network
-	$(DO)$(PY) -m aerie pull -- "$$MODEL" $(SAID)
+	$(DO)$(PY) -m aerie pull -- "$$MODEL" $(OR_EXIT)
 
 chat: $(RUN) ## talk with the model
 	$(DO)$(PY) -m aerie chat $(common) $(answering) $(sampling) $(system) $(OR_EXIT)

@@ -21,17 +21,16 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import (
     folders,
     interrupts,  # noqa: F401  # isort: split
+    knobs,
 )
 from aerie.common.errors import UserError
 from aerie.common.store import write_atomic
 from aerie.common.text_tables import print_tables
 from aerie.engine.reporter import Reporter
-from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
-from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
-from benchmarks import comparison, instruction_sets
+from benchmarks import comparison, instruction_sets, llamacpp
 from benchmarks.instruction_sets import SelectedSet
 from benchmarks.machine import describe_machine
-from benchmarks.plan import check_memory, make_plan
+from benchmarks.plan import make_plan, synthetic_checkpoint
 from benchmarks.tables import comparison_table, machine_lines, missed_targets, peaks_by_set, table_by_set
 from benchmarks.worker import running_worker
 
@@ -87,6 +86,9 @@ def measure(arguments: argparse.Namespace) -> int:
         print_conditions(figures, report)
         write_record(merge_figures(read_record(out), model, describe_machine(), figures), out)
     report.note(f"written to {out}")
+    if program := llamacpp.find_llama_bench():
+        kinds, threads = llamacpp.DEFAULT_KINDS, [knobs.thread_count()]
+        llamacpp.print_comparison(program, folder, kinds, threads, arguments.rounds, arguments.tokens, report)
     return print_record(out)
 
 
@@ -195,16 +197,6 @@ def require_torch() -> None:
             "transformers needs torch on the CPU, which is not installed; `make bench` installs it, as does "
             "pip install -e '.[test]'"
         )
-
-
-def synthetic_checkpoint(report: Reporter) -> Path:
-    """The synthetic Llama-3.2-1B, written if it is missing."""
-    folder = folders.cache_folder() / "synthetic" / "llama-3.2-1b"
-    if not folder.is_dir():
-        check_memory(LLAMA_3_2_1B, weight_bytes(LLAMA_3_2_1B))
-        report.note(f"writing a synthetic Llama-3.2-1B of 2.5 GB to {folder}, once")
-        write_checkpoint(LLAMA_3_2_1B, folder, 0, report)
-    return folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:

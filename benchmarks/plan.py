@@ -1,4 +1,4 @@
-"""What a comparison measures of a checkpoint, and whether memory suffices for it."""
+"""What a comparison measures of a checkpoint, whether memory suffices for it, and the default checkpoint."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.memory_estimate import SessionNeeds, footprint, require
 from aerie.engine.program_library import all_program_names, variant_set_for
+from aerie.engine.reporter import Reporter
 from aerie.engine.variant_set import VariantSet
 from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
+from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
 from aerie.runtime.memory import format_bytes
 from aerie.verify.reference import reference_bytes
 from benchmarks.drafts import texts_that_fit
@@ -162,3 +165,13 @@ def check_memory(config: ModelConfig, nbytes: int) -> None:
         ["measure the small one with MODEL=demo"],
         parts,
     )
+
+
+def synthetic_checkpoint(report: Reporter) -> Path:
+    """The synthetic Llama-3.2-1B, written if it is missing."""
+    folder = folders.cache_folder() / "synthetic" / "llama-3.2-1b"
+    if not folder.is_dir():
+        check_memory(LLAMA_3_2_1B, weight_bytes(LLAMA_3_2_1B))
+        report.note(f"writing a synthetic Llama-3.2-1B of 2.5 GB to {folder}, once")
+        write_checkpoint(LLAMA_3_2_1B, folder, 0, report)
+    return folder

@@ -66,10 +66,10 @@ def native_seconds() -> float:
 
 class AerieSide:
     """Aerie on the virtual NPU as `make run` runs it: the model's default variants, compiled into
-    `cache_dir`. The decode path is `guide` unless another is named."""
+    `cache_dir`. The decode path is `guide` unless another is named. weights: as in open_checkpoint."""
 
-    def __init__(self, folder: str, cache_dir: str) -> None:
-        self._folder = Path(folder)
+    def __init__(self, folder: str, cache_dir: str, weights: str = "auto") -> None:
+        self._folder, self._weights = Path(folder), weights
         self._options = RuntimeOptions(None, select_backend("virtual"), Path(cache_dir))
         self._session: Session | None = None
         self._rows_models: dict[int, LoadedModel] = {}
@@ -90,7 +90,9 @@ class AerieSide:
     def load(self) -> Answer:
         """Load everything up to the first prompt, with compiled programs."""
         started = time.perf_counter()
-        self._session = prepare_runtime(open_checkpoint(self._folder), self._options, Reporter())
+        self._session = prepare_runtime(
+            open_checkpoint(self._folder, self._weights), self._options, Reporter()
+        )
         return {"seconds": time.perf_counter() - started}
 
     def first_token(self, length: int, shared: int = 0) -> Answer:

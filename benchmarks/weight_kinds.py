@@ -1,18 +1,15 @@
-"""`python -m benchmarks.weight_kinds`: a model with quantised weights against itself in bf16, and llama.cpp.
+"""`python -m benchmarks.weight_kinds`: a model with quantised weights against itself in bf16.
 
 Both are loaded, and take turns: what else the machine does, it does to both. The model of bf16 is what is run
-by default; the other one quantises the same weights when it is loaded. The side of llama.cpp is that of
-`llama-bench`, where it is on PATH and a GGUF file of the same model is given.
+by default; the other one quantises the same weights when it is loaded. `python -m benchmarks.llamacpp` has
+llama.cpp as the other side.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +20,6 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import (
     interrupts,  # noqa: F401  # isort: split
 )
-from aerie.common.errors import UserError
 from aerie.common.text_tables import text_table
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.forward import decode_step, next_token_logits, prefill
@@ -33,7 +29,7 @@ from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder.weight_blocks import KINDS
 from aerie.runtime import select_backend
-from benchmarks.__main__ import synthetic_checkpoint
+from benchmarks.plan import synthetic_checkpoint
 
 PROMPT, FEW_ROWS, WARM_UP = 512, 8, 2
 TARGETS = {
@@ -52,7 +48,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--weights", choices=KINDS[1:], default="q4", help="default: q4")
     parser.add_argument("--model", help="default: a synthetic Llama-3.2-1B, made at first need")
-    parser.add_argument("--gguf", type=Path, help="the same model for llama-bench")
     parser.add_argument("--rounds", type=int_at_least(1), default=3, help="default: 3")
     parser.add_argument("--tokens", type=int_at_least(1), default=8, help="tokens decoded in a round")
     parser.set_defaults(command=measure)
@@ -67,8 +62,6 @@ def measure(arguments: argparse.Namespace) -> int:
     times = take_turns(models, arguments.rounds, arguments.tokens)
     rows = [["weights", "decode, tokens/s", f"prefill of {PROMPT}, tokens/s", f"{FEW_ROWS} rows, of one"]]
     rows += [[kind, *map("{:.1f}".format, speeds(times[kind]).values())] for kind in models]
-    if arguments.gguf:
-        rows.append(["llama.cpp", *llama_bench(arguments.gguf, arguments.tokens)])
     print(f"{folder.name}, {os.cpu_count()} threads")
     print(text_table(rows, "<>>>"))
     for line in verdicts(arguments.weights, *(speeds(times[kind]) for kind in models)):
@@ -137,32 +130,6 @@ def verdicts(kind: str, plain: Mapping[str, float], blocks: Mapping[str, float])
         for part, wanted in TARGETS[kind].items()
     ]
     return [*lines, f"{FEW_ROWS} rows: {blocks['rows']:.2f} of one, at most {MOST_OF_ONE} wanted"]
-
-
-def llama_bench(file: Path, tokens: int) -> list[str]:
-    """Tokens per second that llama.cpp decodes and reads. Raises UserError if it cannot run."""
-    program = shutil.which("llama-bench")
-    if program is None:
-        raise UserError("llama-bench is not on PATH, so llama.cpp has no side; leave out --gguf")
-    threads = str(os.cpu_count() or 1)
-    command = [
-        program,
-        "-m",
-        str(file),
-        "-p",
-        str(PROMPT),
-        "-n",
-        str(4 * tokens),
-        "-t",
-        threads,
-        "-o",
-        "json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"llama-bench failed on {file}: {done.stderr.strip().splitlines()[-1:]}")
-    found = {("prefill" if run["n_prompt"] else "decode"): run["avg_ts"] for run in json.loads(done.stdout)}
-    return [f"{found['decode']:.1f}", f"{found['prefill']:.1f}", ""]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

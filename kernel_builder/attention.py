@@ -36,6 +36,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from aerie.device.npu2 import DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, View
@@ -257,11 +259,13 @@ def declare_functions(
     own: Mapping[str, list[ArgumentType]],
     heads: int | None = None,
     macros: Mapping[str, int] | None = None,
+    scale: float | None = None,
 ) -> dict[str, ExternalFunction]:
     """Declare the functions of attn_npu2.cc for these tiles, under their own symbols: those of every
     attention, and the kernel's `own` with their types. heads: query heads in a tile, if a mask says which
     keys are visible.
-    macros: further macros of the build, which are part of the symbols too.
+    macros: further macros of the build, which are part of the symbols too. scale: what scores are multiplied
+    with; None means 1 / sqrt(head_dim).
     """
     q, acc, stats = (tiles.held[f"l1_{name}"][0] for name in ("q", "acc", "stats"))
     types: dict[str, list[ArgumentType]] = {
@@ -274,7 +278,9 @@ def declare_functions(
     name += "".join(
         f"_{macro.removeprefix('ATTN_').lower()}_{value}" for macro, value in (macros or {}).items()
     )
-    macros = {**({"ATTN_HEADS": heads} if heads else {}), **(macros or {})}
+    scaled = {} if scale is None else {"ATTN_SCALE_BITS": int(np.float32(scale).view(np.uint32))}
+    name += "".join(f"_scale_{bits:x}" for bits in scaled.values())
+    macros = {**({"ATTN_HEADS": heads} if heads else {}), **(macros or {}), **scaled}
     sizes = {"ATTN_Q_ROWS": tiles.q_rows, "ATTN_KV_ROWS": tiles.lkp, "ATTN_HEAD_DIM": tiles.head_dim}
     defines = {**sizes, **macros, **{f"attn_{each}": f"attn_{each}_{name}" for each in types}}
 

@@ -48,8 +48,8 @@ constexpr float inverse_sqrt(float x) {
   return y;
 }
 constexpr float log2e = 1.44269504f;
-#ifdef ATTN_SCALE
-constexpr float score_scale = float(ATTN_SCALE) * log2e;
+#ifdef ATTN_SCALE_BITS  // the bits of a float: macros are whole numbers
+constexpr float score_scale = __builtin_bit_cast(float, std::uint32_t(ATTN_SCALE_BITS)) * log2e;
 #else
 constexpr float score_scale = inverse_sqrt(float(head_dim)) * log2e;
 #endif

@@ -29,6 +29,7 @@ extern "C" {
 
 // y[row_offset + i] = sum over j of w[i, j] * x[j], i < m, j < k. w: m x k bf16 row-major, x: k bf16, y: bf16.
 // k is a multiple of 64.
+// overwrites: y[row_offset : row_offset + m]
 void matvec_vectorized_bf16_bf16(uint32_t m, uint32_t k, uint32_t row_offset, const bfloat16* __restrict w,
                                  const bfloat16* __restrict x, bfloat16* __restrict y) {
   aie::set_rounding(aie::rounding_mode::conv_even);

@@ -27,6 +27,7 @@ extern "C" {
 
 // sums[i] += w[j] * x[first + j] for every j < k, in lane i = j % 64. w: k bf16, a piece of a row; x: the whole vector; sums:
 // 64 f32, which the piece with first = 0 clears. k and first are multiples of 64.
+// overwrites: sums if first == 0
 void matvec_piece_bf16_f32(uint32_t k, uint32_t first, const bfloat16* __restrict w, const bfloat16* __restrict x,
                            float* __restrict sums) {
   aie::accum<accfloat, lanes> acc = aie::zeros<accfloat, lanes>();
@@ -38,6 +39,7 @@ void matvec_piece_bf16_f32(uint32_t k, uint32_t first, const bfloat16* __restric
 }
 
 // y[row] = the 64 sums added up, rounded.
+// overwrites: y[row : row + 1]
 void matvec_row_f32_bf16(uint32_t row, const float* __restrict sums, bfloat16* __restrict y) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   const Half total = aie::add(Half(aie::load_v<half>(sums)), Half(aie::load_v<half>(sums + half)));

@@ -44,6 +44,7 @@ inline F32 sigmoid(const Bf16& gate) {
 extern "C" {
 
 // gate, up, out: n bf16 each; n is a multiple of 16.
+// overwrites: out[0 : n]
 void silu_and_mul_bf16(const bfloat16* __restrict gate, const bfloat16* __restrict up, bfloat16* __restrict out, int32_t n) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   for (int32_t i = 0; i < n; i += lanes) {

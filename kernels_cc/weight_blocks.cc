@@ -159,6 +159,7 @@ extern "C" {
 // sums[i][row] += w[row][j] * x[j] for every column j, i = j % 64, at place(). blocks: side by side, of which the first begins with
 // column `first` of k; x: k bf16; sums: 32 x 64 f32, which column 0 clears. Columns from k on are not multiplied. k is a
 // multiple of 64.
+// overwrites: sums if first == 0
 void matvec_blocks_f32(uint32_t blocks, uint32_t first, uint32_t k, const uint8_t* __restrict weights,
                        const bfloat16* __restrict x, float* __restrict sums) {
   aie::set_rounding(aie::rounding_mode::conv_even);
@@ -185,6 +186,7 @@ void matvec_blocks_f32(uint32_t blocks, uint32_t first, uint32_t k, const uint8_
 }
 
 // y[row] = the 64 sums of each of 32 rows added up, in the order in which aie::reduce_add adds those of mv.cc, and rounded.
+// overwrites: y
 void matvec_block_rows_bf16(float* __restrict sums, bfloat16* __restrict y) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   alignas(64) float totals[rows];

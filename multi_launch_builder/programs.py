@@ -120,7 +120,7 @@ def plan_before_attention(
         ("attn_norm", (emb,), Role.WEIGHT),
         ("normed", _activation(rows, emb), Role.INTERMEDIATE),
         *(row for each in projections for row in each.arguments),
-        (lut, _activation(rows, shape.head_dim), lut_role),
+        (lut, _activation(rows, shape.rope_width), lut_role),
         *((f"{each.of}_roped", each.activation, Role.OUTPUT) for each in rotated),
     )
     steps = (
@@ -195,6 +195,7 @@ class _Projection:
 
     def rope(self, lut: str) -> LaunchPlan:
         parameters = {"rows": self.rows, "head_dim": self.shape.head_dim, "n_heads": self.heads}
+        parameters |= self.shape.rope_parameters
         read = f"{self.of}_normed" if self.has_norm else self.of
         return LaunchPlan(
             f"{self.of}_rope", "rope", parameters, {"x": read, "lut": lut, "out": f"{self.of}_roped"}
@@ -211,7 +212,7 @@ def plan_after_attention(kind: str, shape: ModelShape, rows: int | None, name: s
         *_ffn_arguments(shape, rows, Role.INTERMEDIATE),
         ("x_next", _activation(rows, emb), Role.OUTPUT),
     )
-    narrow = {"rows": rows, "cols": emb}
+    narrow = {"rows": rows, "cols": emb, **shape.residual_parameters}
     steps = (
         _output_projection(shape, rows),
         LaunchPlan("attn_add", "eltwise_add", narrow, {"a": "x", "b": "proj", "out": "res1"}),
@@ -298,6 +299,7 @@ def _attention(name: str, shape: ModelShape, rows: int) -> ProgramPlan:
         "n_heads": shape.n_heads,
         "n_kv_heads": shape.n_kv_heads,
         "head_dim": shape.head_dim,
+        **shape.attention_parameters,
     }
     wiring = {"q": "q_roped", "k": "k_roped", "v": "v", "out": "attn_out"}
     step = LaunchPlan("flash_attention", "flash_attention", parameters, wiring)

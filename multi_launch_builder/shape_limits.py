@@ -49,6 +49,7 @@ def rules(device: DeviceModel = NPU2) -> tuple[SizeRule, ...]:
     )
     return (
         SizeRule("head_dim", lambda s: s.head_dim, *head, *attention),
+        SizeRule("rotary_dim", lambda s: s.rope_width, *head, *attention),
         SizeRule("emb_dim", lambda s: s.emb_dim, *row, *norm),
         SizeRule("hidden_dim", lambda s: s.hidden_dim, *row, *product),
         SizeRule("n_heads * head_dim", lambda s: s.q_dim, *row, *product),

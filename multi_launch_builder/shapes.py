@@ -40,7 +40,10 @@ class ModelShape:
     F = hidden_dim (of the FFN), V = vocab_size.
 
     qkv_bias: queries, keys and values have biases (Qwen2). qk_norm: each head of queries and keys goes
-    through an RMSNorm with weights of its own (D), before RoPE (Qwen3).
+    through an RMSNorm with weights of its own (D), before RoPE (Qwen3). attention_scale: what scores are
+    multiplied with; None means 1 / sqrt(D). rotary_dim: the first elements of a head, which RoPE turns; None
+    means D. residual_scale: what is multiplied with it before it is added to
+    the residual (Granite).
     """
 
     emb_dim: int
@@ -52,6 +55,29 @@ class ModelShape:
     rms_norm_eps: float
     qkv_bias: bool = False
     qk_norm: bool = False
+    attention_scale: float | None = None
+    residual_scale: float = 1.0
+    rotary_dim: int | None = None
+
+    @property
+    def rope_width(self) -> int:
+        """Elements of a row of RoPE's table."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def rope_parameters(self) -> dict[str, int]:
+        """What the RoPE kernels are given besides sizes."""
+        return {} if self.rope_width == self.head_dim else {"rotary_dim": self.rope_width}
+
+    @property
+    def attention_parameters(self) -> dict[str, float]:
+        """What the attention kernels are given besides sizes."""
+        return {} if self.attention_scale is None else {"scale": self.attention_scale}
+
+    @property
+    def residual_parameters(self) -> dict[str, float]:
+        """What the residual adds are given besides sizes."""
+        return {} if self.residual_scale == 1 else {"scale": self.residual_scale}
 
     @property
     def q_dim(self) -> int:

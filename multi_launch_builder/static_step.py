@@ -129,7 +129,7 @@ def _inputs(shape: ModelShape, sizes: StaticSizes) -> Iterator[Argument]:
     """The inputs of a step, in the order of `forward_export`."""
     shapes = {
         "embeddings": (sizes.rows, shape.emb_dim),
-        "rope_rows": (sizes.rows, shape.head_dim),
+        "rope_rows": (sizes.rows, shape.rope_width),
         CACHE: sizes.kv_cache,
         MASK: sizes.attention_mask,
         INSERT: sizes.insert_matrix,

@@ -113,7 +113,8 @@ def _cached_attention(shape: ModelShape, rows: int, context: int) -> ProgramPlan
     )
     heads = {"n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
     wiring = {"q": "q_roped", "k": "keys", "v": "values", "mask": "mask", "out": "attn_out"}
-    step = LaunchPlan("cached_attention", "cached_attention", {"n": rows, "m": context, **heads}, wiring)
+    parameters = {"n": rows, "m": context, **heads, **shape.attention_parameters}
+    step = LaunchPlan("cached_attention", "cached_attention", parameters, wiring)
     name, options = program_name("cached_attn", rows, context), programs.ATTENTION_OPTIONS
     return ProgramPlan(name, arguments, (step,), options, "cached_attn", rows, context)
 

@@ -24,6 +24,7 @@ from aerie.runtime.npu import checks
 from aerie.runtime.npu import tools as finders
 from aerie.runtime.npu.device import missing_device
 from aerie.runtime.npu.tools import missing_compile_tools
+from aerie.virtual_npu import thread_team
 from aerie.virtual_npu.pyxrt.batch import RunBatch
 from tests import slow_tests
 
@@ -65,6 +66,12 @@ def own_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
         patch.setenv("VNPU_CACHE", str(folder))
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))  # where a chat keeps what was typed
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def more_threads_than_cpus() -> None:
+    """Tests of threads have as many as they ask for, on a machine with fewer CPUs too."""
+    thread_team.limit_threads(64)
 
 
 SMALL = {"board", "kernel_builder", "multi_launch_builder", "runtime", "virtual_npu"}

@@ -25,6 +25,10 @@ SOURCE_KEYS = {
     "attention.value_length": "head_dim",
     "rope.dimension_count": "head_dim",
     "vocab_size": "vocab_size",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
 }
 """Keys of an architecture by the entries of config.json that they are made of."""
 
@@ -76,6 +80,10 @@ def divisors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
     return np.array(found, np.float32)
 
 
+PERMUTED = ("llama", "smollm3", "granite")
+"""Architectures whose converter is that of llama."""
+
+
 class Source:
     """A checkpoint in Hugging Face's format, to be written as GGUF."""
 
@@ -96,7 +104,11 @@ class Source:
         """Metadata, but for the architecture's name."""
         of_model = {ours: self.config.get(theirs) for ours, theirs in SOURCE_KEYS.items()}
         of_model |= dict.fromkeys(("attention.key_length", "attention.value_length"), self.head_dim)
-        of_model["rope.dimension_count"] = self.head_dim
+        of_model["rope.dimension_count"] = int(self.head_dim * self.rope.get("partial_rotary_factor", 1))
+        if self.rope["rope_type"] == "longrope":
+            original = self.rope["original_max_position_embeddings"]
+            of_model["rope.scaling.original_context_length"] = original
+            of_model["rope.scaling.attn_factor"] = self.rope["attention_factor"]
         of_model["attention.layer_norm_rms_epsilon"] = float(self.config["rms_norm_eps"])
         of_model["rope.freq_base"] = float(self.rope["rope_theta"])
         if self.rope["rope_type"] in ("linear", "yarn"):
@@ -138,11 +150,13 @@ class Source:
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         for name, values in self.tensors.items():
             count = next((self.config[entry] for part, entry in heads.items() if part in name), None)
-            if count and self.architecture == "llama":
+            if count and self.architecture in PERMUTED:
                 values = permuted(values, count)
             in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert in_file, name
             found[in_file] = values
+        for name in ("long", "short") if self.rope["rope_type"] == "longrope" else ():
+            found[f"rope_factors_{name}.weight"] = np.array(self.rope[f"{name}_factor"], np.float32)
         if self.rope["rope_type"] == "llama3":
             found["rope_freqs.weight"] = divisors(self.rope, self.head_dim)
         return found

@@ -110,7 +110,8 @@ def _compare(
         distances.append(compare(theirs, np.concatenate([run.logits for run in answers])))
         roundings.append(compare(theirs, exact))
     result.distance, result.rounding = join(distances), join(roundings)
-    result.failures += judge(CONVERSATION, "all turns", result.distance, result.rounding, bounds)
+    texts = len(runs)
+    result.failures += judge(CONVERSATION, "all turns", result.distance, result.rounding, bounds, texts)
 
 
 def _steps(run: FreeRun) -> range:

@@ -330,4 +330,4 @@ def _overall(trials: Sequence[Trial], bounds: Bounds) -> list[GateFailure]:
     if not reached:
         return []
     ours, rounding = (join(list(distances)) for distances in zip(*reached, strict=True))
-    return list(judge_bias(FORCED, "all prompts", ours, rounding, bounds))
+    return list(judge_bias(FORCED, "all prompts", ours, rounding, bounds, texts=len(reached)))

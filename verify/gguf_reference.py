@@ -16,7 +16,7 @@ from aerie.engine.numerics import F32Array
 from aerie.engine.weights import EMBED, LM_HEAD
 from aerie.verify.blocks_reference import PLAIN, DeviceKind
 
-PERMUTED = ("llama",)
+PERMUTED = ("llama", "smollm3", "granite")
 """Architectures whose files have queries and keys in the order of llama.cpp's converter."""
 LAYERS = "model.layers."
 
@@ -57,6 +57,8 @@ class DequantisedFiles:
         """A tensor as it is stored, alone or as a part of a fused one."""
         called = str(self._names.get_name(name, try_suffixes=(".weight", ".bias")))
         *layer, part, suffix = called.split(".")
+        if part == "attn_qkv" or ".gate_up_proj." in name:
+            return self._dequantised(called)
         with_gate = ".".join([*layer, "ffn_gate", suffix]) in self._tensors
         if called in self._tensors and (part != "ffn_up" or with_gate):
             return self._dequantised(called, name == self._head)

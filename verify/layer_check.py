@@ -20,7 +20,7 @@ from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
 from aerie.verify.bounds import GateFailure, session_numerics
-from aerie.verify.layer_steps import HEAD_STEPS, LayerStep, layer_steps
+from aerie.verify.layer_steps import LayerStep, head_steps, layer_steps
 from aerie.verify.measures import (
     MAX_DRIFT,
     MAX_DRIFT_BFP16,
@@ -149,7 +149,7 @@ class ReferencePasses:
             before = values.get(self.steps[-1].name)
         inputs = recorded.head if before is None else {**recorded.head, "last": before[-1:]}
         benches = self._benches(recorded, recorded.head_uses_gemm)
-        for step in HEAD_STEPS:
+        for step in head_steps(self.models[0]):
             yield self._row(recorded, None, step, inputs, benches)
 
     def _benches(self, recorded: RecordedPass, of_rows: bool) -> Benches:

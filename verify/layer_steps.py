@@ -17,6 +17,7 @@ from aerie.multi_launch_builder import ModelShape, round_up_seq_len
 from aerie.multi_launch_builder.program import LaunchPlan as Launch
 from aerie.multi_launch_builder.program import ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
+from aerie.verify.fused_modules import module_part, weight_of
 
 
 class Bench(Protocol):
@@ -25,7 +26,7 @@ class Bench(Protocol):
     @property
     def head_dim(self) -> int: ...
 
-    def rotate(self, x: Any) -> Any: ...
+    def rotate(self, attention: Any, x: Any) -> Any: ...
 
     def attend(self, attention: Any, query: Any, keys: Any, values: Any) -> Any: ...
 
@@ -84,7 +85,8 @@ def _module(path: str) -> Compute:
     """The module at `path` of the layer or model, applied to the step's one input."""
 
     def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-        return layer.get_submodule(path)(next(iter(values.values())))
+        module, columns = module_part(layer, path)
+        return module(next(iter(values.values())))[..., columns]
 
     return compute
 
@@ -95,11 +97,11 @@ def _same(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: 
 
 def _sum(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
     first, second = values.values()
-    return first + second
+    return first + second * getattr(layer, "residual_multiplier", 1)
 
 
-def _rotate(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-    return bench.rotate(next(iter(values.values())))
+def _rotate(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
+    return bench.rotate(layer.self_attn, next(iter(values.values())))
 
 
 def _attend(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
@@ -107,14 +109,15 @@ def _attend(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _swiglu(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-    return layer.mlp.act_fn(values["gate"]) * values["up"]
+    activation = getattr(layer.mlp, "act_fn", None) or layer.mlp.activation_fn
+    return activation(values["gate"]) * values["up"]
 
 
 def _product_alone(path: str) -> Compute:
     """The matrix product of the module at `path`, without its bias."""
 
     def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-        return next(iter(values.values())) @ layer.get_submodule(path).weight.T
+        return next(iter(values.values())) @ weight_of(layer, path).T
 
     return compute
 
@@ -221,8 +224,24 @@ HEAD_STEPS = (
 """The steps after the layers, for the last position only. Our values are the input and output of
 lm_head_gemv.
 """
+DIVIDED_LOGITS = LayerStep(
+    "divided_logits", "the logits divided by a factor of the model",
+    lambda _, model, values: values["logits"] / model.config.logits_scaling,
+    ("logits",), module_hook=("", "out"),
+)  # fmt: skip
+"""The last step of a model that has such a factor."""
 
-MEANINGS = {step.name: step.meaning for step in (_INPUT, *KNOWN.values(), *_CACHED, _ATTENTION, *HEAD_STEPS)}
+
+def head_steps(model: Any) -> tuple[LayerStep, ...]:
+    """The steps after the layers of transformers' `model`, a ...ForCausalLM."""
+    is_divided = getattr(model.config, "logits_scaling", 1) != 1
+    return (*HEAD_STEPS, DIVIDED_LOGITS) if is_divided else HEAD_STEPS
+
+
+MEANINGS = {
+    step.name: step.meaning
+    for step in (_INPUT, *KNOWN.values(), *_CACHED, _ATTENTION, *HEAD_STEPS, DIVIDED_LOGITS)
+}
 
 
 @cache

@@ -39,9 +39,7 @@ SEED = 0
 def random_model_config(config: ModelConfig) -> ModelConfig:
     """The config of a random model for a model with this config."""
     vocabulary = min(max(config.vocab_size, SMALLEST_VOCABULARY), MAX_VOCABULARY)
-    return replace(
-        with_vocabulary(config, vocabulary), num_hidden_layers=min(config.num_hidden_layers, LAYERS)
-    )
+    return with_vocabulary(config, vocabulary).with_layers(min(config.num_hidden_layers, LAYERS))
 
 
 def with_longer_context(config: ModelConfig) -> ModelConfig:

@@ -24,7 +24,9 @@ from aerie.engine.programs import HEADS
 from aerie.engine.variant_set import ROWS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument
 from aerie.multi_launch_builder import Program
-from aerie.verify.layer_steps import AFTER, BEFORE, HEAD_STEPS, KEYS, VALUES, LayerStep, layer_steps
+from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
+from aerie.verify.fused_modules import module_part
+from aerie.verify.layer_steps import AFTER, BEFORE, KEYS, VALUES, LayerStep, head_steps, layer_steps
 
 Positions = npt.NDArray[np.int64]
 
@@ -124,7 +126,7 @@ def capture_reference(
         for index, layer in enumerate(model.model.layers):
             for step in steps:
                 _watch(stack, layer, step, _keeper(captured, index, step.name, positions))
-        for step in HEAD_STEPS:
+        for step in head_steps(model):
             _watch(stack, model, step, _keeper(captured, None, step.name, positions))
         model(torch.tensor([list(token_ids)]), use_cache=False)
     return captured
@@ -134,7 +136,8 @@ def _watch(stack: ExitStack, module: Any, step: LayerStep, keep: Callable[[Any],
     """Hook the step into transformers' layer or model until the stack is closed."""
     if step.module_hook:
         path, side = step.module_hook
-        stack.callback(_hook(module.get_submodule(path), side, keep))
+        found, columns = module_part(module, path)
+        stack.callback(_hook(found, side, lambda value: keep(value[..., columns])))
 
 
 def _keeper(captured: Captured, layer: int | None, step: str, positions: Positions) -> Callable[[Any], None]:
@@ -157,7 +160,7 @@ def _hook(module: Any, side: str, keep: Callable[[Any], None]) -> Callable[[], N
     else:
 
         def after(_: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
-            keep(output[0] if isinstance(output, tuple) else output)
+            keep(output[0] if isinstance(output, tuple) else getattr(output, "logits", output))
 
         handle = module.register_forward_hook(after)
     remove: Callable[[], None] = handle.remove
@@ -276,12 +279,17 @@ def _add_keys(
 def _add_head(
     recorded_pass: RecordedPass, recorded: LoadedModel, recorder: CallRecorder, row: BF16Array
 ) -> None:
-    """Add the logits after `row`, and the LM head's input."""
-    recorded_pass.head = {"logits": next_token_logits(recorded, row)[None]}
+    """Add the logits after `row`, and the LM head's input; of a model that divides logits, both."""
+    config, logits = recorded.config, next_token_logits(recorded, row)[None]
+    recorded_pass.head = {"logits": logits}
     calls = [call for kind in HEADS for call in recorder.calls.get(kind, [])]
     if calls:
         recorded_pass.head["final_norm"] = _rows([np.atleast_2d(calls[-1]["x"])[:1]])
         recorded_pass.head_uses_gemm = calls[-1]["x"].ndim == 2
+    if calls and config.multipliers.logits_divisor != 1:
+        parts = [np.atleast_2d(calls[-1][f"logits_{part}"])[:1] for part in range(LM_HEAD_PARTITIONS)]
+        of_head = np.concatenate(parts, axis=1)[:, : config.vocab_size]
+        recorded_pass.head |= {"logits": _rows([of_head]), "divided_logits": logits}
 
 
 def _rows(arrays: Sequence[BF16Array]) -> F32Array:

@@ -21,7 +21,7 @@ from aerie.engine.folder import INDEX_FILE
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
 from aerie.engine.quantised import ComputedTensor
 from aerie.engine.weight_files import find_tensors
-from aerie.engine.weights import expected_shapes
+from aerie.engine.weights import stored_shapes
 from aerie.verify.blocks_reference import DeviceKind
 from aerie.verify.gguf_reference import DequantisedFiles
 from aerie.verify.safetensors_reference import SafetensorsFiles
@@ -85,7 +85,7 @@ def _dequantised(
     """Write the weights of a GGUF model. Returns the file of each tensor."""
     paths = sorted({entry.path for entry in model.tensors.values()})
     files = DequantisedFiles(paths, config, model.architecture, kind)
-    return files.write(list(expected_shapes(load_config(model.path))), shown)
+    return files.write(list(stored_shapes(load_config(model.path))), shown)
 
 
 def _facts(entries: Mapping[str, Any], config_class: Any) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _distance_table(record: GateRecord) -> Table:
         for row in _rows(trial, bounds):
             table.add_row(*row)
     table.add_section()
-    limits = (f"{bounds.top_k}", f"{bounds.rms:g}", f"{bounds.largest:g}", f"{bounds.bias_at_one:g}/√n")
+    limits = (f"{bounds.top_k}", f"{bounds.rms:g}", f"{bounds.largest:g}", f"{bounds.bias_at_one:g}/√m")
     table.add_row("bound", "", "n", "", *limits, "", "", record.verdict)
     return table
 

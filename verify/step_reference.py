@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from aerie.engine.numerics import F32Array
+from aerie.verify.fused_modules import weight_of
 from aerie.verify.layer_steps import LayerStep
 from aerie.verify.recorded_passes import Positions
 
@@ -71,8 +72,11 @@ class StepReference:
         """Whether `step` is computed in block floating point here."""
         return False
 
-    def rotate(self, x: Any) -> Any:
-        """RoPE at the positions of the rows of `x` (rows, heads * head_dim), by transformers' function."""
+    def rotate(self, attention: Any, x: Any) -> Any:
+        """RoPE at the positions of the rows of `x` (rows, heads * head_dim), by transformers' function; `x`
+        itself where its `attention` turns nothing."""
+        if not getattr(attention, "use_rope", True):
+            return x
         heads = heads_first(x, self.head_dim)
         rotated, _ = self._family.apply_rotary_pos_emb(heads, heads, self.cos, self.sin)
         return rows_first(rotated)
@@ -112,7 +116,7 @@ class Bfp16StepReference(StepReference):
         import torch
 
         module = self.model if layer is None else self.model.model.layers[layer]
-        weight = module.get_submodule(step.product).weight
+        weight = weight_of(module, step.product)
         with torch.inference_mode():
             return as_array(matmul_bf16(torch.from_numpy(values[step.inputs[0]]), weight.float()))
 

@@ -212,8 +212,9 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
         "--weights",
         choices=KINDS,
         default=KINDS[0],
-        help="what weights are on the device: bf16; q8 or q4, where blocks of the files stay blocks, and "
-        "what they have in 16 or 32 bits is quantised; auto, which is bf16 for now (default: %(default)s)",
+        help="what weights are on the device, those of a draft model too: bf16; q8 or q4, where blocks of "
+        "the files stay blocks, and what they have in 16 or 32 bits is quantised; auto, which is bf16 for "
+        "now (default: %(default)s)",
     )
 
 

@@ -20,14 +20,18 @@ from aerie.cli.terminal import terminal_foreground
 from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.common.progress import working
-from aerie.engine.checkpoint import Checkpoint, open_checkpoint, with_block_size
+from aerie.engine.checkpoint import (
+    Checkpoint,
+    load_config_with_kinds,
+    open_checkpoint,
+    with_block_size,
+)
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.conversation import Conversation
 from aerie.engine.errors import CheckpointError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import GrammarCompiler
 from aerie.engine.program_library import RuntimeOptions, choose_seq_len, compile_programs
-from aerie.engine.quantised import AUTO_KEEPS_QUANTISED
 from aerie.engine.reporter import Reporter, stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
@@ -40,7 +44,6 @@ from aerie.engine.thinking import AnswerPart
 from aerie.engine.thinking_plan import plan_thinking
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.engine.variant_set import ROWS
-from aerie.engine.weights import Weights
 from aerie.runtime import select_backend
 
 DONE = 0
@@ -54,24 +57,15 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 def compile_(arguments: argparse.Namespace) -> int:
     """Compile a model's programs, so that a later run finds them ready."""
     options, report = runtime_options(arguments, compile_only=True), Reporter()
-    config = _config(arguments)
+    config = load_config_with_kinds(find_checkpoint(arguments.model), arguments.weights)
     if arguments.draft is not None:  # guesses are tried in steps, whatever an answer by itself is decoded in
         compile_programs(config, replace(options, decode=ROWS), report, all_variants=True)
     if arguments.draft is None or options.decode != ROWS:
         compile_programs(config, options, report, all_variants=True)
     if arguments.draft not in (None, PROMPT_LOOKUP):
-        draft_config = load_config(find_checkpoint(arguments.draft))
+        draft_config = load_config_with_kinds(find_checkpoint(arguments.draft), arguments.weights)
         compile_programs(draft_config, draft_model_options(options), report, all_variants=True)
     return DONE
-
-
-def _config(arguments: argparse.Namespace) -> ModelConfig:
-    """The model's config. Weights need not be there, unless they say of which kinds programs are."""
-    folder = find_checkpoint(arguments.model)
-    config = load_config(folder)
-    if arguments.weights == "bf16" or (arguments.weights == "auto" and not AUTO_KEEPS_QUANTISED):
-        return config
-    return replace(config, weight_kinds=Weights(folder, config, arguments.weights).kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -225,12 +219,12 @@ def _decode_config(arguments: argparse.Namespace, checkpoint: Checkpoint, sample
 
 
 def find_draft_model(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None:
-    """Open the draft model of --draft; None if there is none. Raises as find_checkpoint, and UserError if it
-    does not fit the model."""
+    """Open the draft model of --draft, with weights of the kind that the model's were asked for as; None if
+    there is none. Raises as find_checkpoint, and UserError if it does not fit the model."""
     if draft is None or draft == PROMPT_LOOKUP:
         return None
     try:
-        draft_model = open_checkpoint(find_checkpoint(draft))
+        draft_model = open_checkpoint(find_checkpoint(draft), checkpoint.weights.kind)
     except CheckpointError as error:
         raise CheckpointError(
             f"--draft {draft!r} (DRAFT) is not {PROMPT_LOOKUP!r}, so it is to be a model: {error}"
@@ -264,7 +258,7 @@ def load_draft_model(
 
 def draft_model_options(options: RuntimeOptions) -> RuntimeOptions:
     """The options of a draft model beside a model with these options."""
-    return RuntimeOptions(None, options.backend, options.cache_dir)
+    return RuntimeOptions(None, options.backend, options.cache_dir, weights=options.weights)
 
 
 def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:

@@ -1,4 +1,4 @@
-"""`aerie quantize`: write a checkpoint as a quantised GGUF file."""
+"""`aerie quantize`: write a checkpoint as a GGUF file, quantised or in bf16."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=(*FORMATS,),
         default="q4_0",
-        help="the type of its matrices; the LM head is Q8_0 in all of them (default: %(default)s)",
+        help="the type of its matrices; the LM head is Q8_0, or BF16 with bf16 (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there already")
 
 
 def quantize(arguments: argparse.Namespace) -> int:
-    """Write a model as a quantised GGUF file, for Aerie and for llama.cpp."""
+    """Write a model as a GGUF file, quantised or in bf16, for Aerie and for llama.cpp."""
     out: Path = arguments.out.expanduser()
     _check_out(out, arguments.force)
     report = Reporter()

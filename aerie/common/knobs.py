@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from aerie.common.cpu_count import cpu_count
 from aerie.common.errors import KnobError
 
 MAX_THREADS = 1024
@@ -77,7 +78,7 @@ def _may_be_folder(text: str) -> bool:
 THREADS = Knob(
     "VNPU_THREADS",
     "",
-    "threads that run tiles and launch iterations; empty: one per CPU",
+    "threads that run tiles and launch iterations; empty: one per CPU that the process may use",
     f"a whole number from 1 to {MAX_THREADS}",
     _is_thread_count,
 )
@@ -192,16 +193,10 @@ def check() -> None:
         knob.get()
 
 
-@functools.cache
-def _cpus() -> int:
-    """The number of CPUs that this process may use, at the first call."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def thread_count() -> int:
     """The number of threads of a run. Raises KnobError for a wrong VNPU_THREADS."""
     text = THREADS.get()
-    return int(text) if text else _cpus()
+    return int(text) if text else cpu_count()
 
 
 def max_race_events() -> int:

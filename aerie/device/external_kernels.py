@@ -7,6 +7,7 @@ or name files elsewhere.
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -119,10 +120,11 @@ def _source_error(kernel: ExternalKernel, why: str) -> KernelSourceError:
 
 @dataclass(frozen=True)
 class KernelObject:
-    """An object file to link: its source, and the -D flags of its macros."""
+    """An object file to link: its source, and the -D and -I flags that it is compiled with."""
 
     source: Path
     flags: tuple[str, ...]
+    """The macros, and the folders of headers."""
 
     @property
     def description(self) -> str:
@@ -139,7 +141,7 @@ def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path
     folders = [*map(Path, kernel_dirs), OWN_KERNELS]
     for kernel in kernels:
         flags = tuple(f"-D{define}" for define in kernel.defines)
-        item = KernelObject(_find_source(kernel, folders), flags)
+        item = _recorded_object(kernel, folders) or KernelObject(_find_source(kernel, folders), flags)
         _check_parameters(kernel, item.source)
         earlier = by_object.setdefault(kernel.object_name, (kernel, item))
         if earlier[1] != item:
@@ -149,6 +151,28 @@ def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path
                 "of them another link_with"
             )
     return [item for _, item in by_object.values()]
+
+
+OBJECT_MARK = "aerie kernel object"
+_OBJECT_BYTES = 1 << 16
+
+
+def _recorded_object(kernel: ExternalKernel, folders: Sequence[Path]) -> KernelObject | None:
+    """What an object file in the kernel folders holds, where our stand-in for the compiler has written it
+    (aerie/virtual_npu/air_run/kernel_objects.py); None for any other object."""
+    path = find_source(kernel.object_name, folders)
+    if path is None or path.stat().st_size > _OBJECT_BYTES:
+        return None
+    try:
+        fields = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or fields.get("kind") != OBJECT_MARK:
+        return None
+    source = Path(fields["source"])
+    if not source.is_file():
+        raise KernelSourceError(f"{path} was made from {source}, which is gone: compile the kernel again")
+    return KernelObject(source, tuple(fields["flags"]))
 
 
 def _leads_below(name: str) -> bool:
@@ -213,12 +237,81 @@ def constant_parameters(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> 
     return frozenset(i for i, text in enumerate(parameters) if _POINTER_TO_CONST.fullmatch(text))
 
 
+@dataclass(frozen=True)
+class Overwrite:
+    """What a kernel writes of one argument, whatever was there: a comment before the function says so.
+
+        // overwrites: y[row : row + m]
+        // overwrites: sums if first == 0
+
+    The kernel then reads none of these elements before it writes them, and what it writes depends on its
+    arguments alone: it sets the rounding mode that it needs. Tests run kernels on memory of several contents.
+    """
+
+    position: int
+    begin: str
+    """The first element, and the one after the last, as sums and products of parameters and numbers."""
+    end: str
+    """Empty: all of the argument."""
+    zero: int | None
+    """The position of the parameter that must be 0; None: none must."""
+    parameters: tuple[str, ...]
+    """The names of all parameters."""
+
+
+_OVERWRITES = re.compile(r"\s*//\s*overwrites:\s*(\w+)(?:\[(.+?) : (.+?)\])?(?:\s+if\s+(\w+)\s*==\s*0)?\s*")
+
+
+def overwritten_arguments(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> tuple[Overwrite, ...]:
+    """What a kernel declares to overwrite; () where its source is missing, or defines it several times.
+
+    Raises KernelSourceError for a declaration that cannot be read.
+    """
+    source = find_source(kernel.source_name, [*map(Path, kernel_dirs), OWN_KERNELS])
+    if source is None:
+        return ()
+    found = list(_definition(kernel).finditer(source.read_text(errors="replace")))
+    if len(found) != 1:
+        return ()
+    names = tuple(re.findall(r"\w+", f"_ {text}")[-1] for text in found[0].group(1).split(","))
+    lines = found[0].string[: found[0].start()].splitlines()
+    declared = [line for line in _last_comment(lines) if "overwrites:" in line]
+    return tuple(_overwrite(kernel, line, names) for line in declared)
+
+
+def _last_comment(lines: list[str]) -> list[str]:
+    """The lines of the comment before a definition, of which the last line is the definition's beginning."""
+    comment: list[str] = []
+    for line in reversed(lines if lines and lines[-1].lstrip().startswith("//") else lines[:-1]):
+        if not line.lstrip().startswith("//"):
+            break
+        comment.insert(0, line)
+    return comment
+
+
+def _overwrite(kernel: ExternalKernel, line: str, names: tuple[str, ...]) -> Overwrite:
+    found = _OVERWRITES.fullmatch(line)
+    if found is None or found[1] not in names or (found[4] or names[0]) not in names:
+        raise _source_error(
+            kernel,
+            f"{kernel.source_name} has {display_name(line.strip())}, which cannot be read: write "
+            "// overwrites: NAME, NAME[BEGIN : END], or either with `if NAME == 0`, of its parameters",
+        )
+    zero = names.index(found[4]) if found[4] else None
+    return Overwrite(names.index(found[1]), found[2] or "", found[3] or "", zero, names)
+
+
 def _without_comments(source: Path) -> str:
     return _COMMENT.sub(" ", source.read_text(errors="replace"))
 
 
 def _definitions(kernel: ExternalKernel, source: Path) -> list[str]:
     """The parameter text of each definition of a kernel in its source."""
+    return _definition(kernel).findall(_without_comments(source))
+
+
+def _definition(kernel: ExternalKernel) -> re.Pattern[str]:
+    """Finds a kernel's definition, from its name on, and its parameters."""
     pairs = (define.partition("=") for define in kernel.defines)
     name = {new: old for old, _, new in pairs}.get(kernel.cpp_name, kernel.cpp_name)
-    return re.findall(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{", _without_comments(source))
+    return re.compile(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{")

@@ -67,7 +67,7 @@ class NewKVRows:
         keys, values = stored
         if self._native and key_rows.flags.c_contiguous and value_rows.flags.c_contiguous:
             arrays = {"keys": keys, "values": values, "key_rows": key_rows, "value_rows": value_rows}
-            return NativeLayer(self._native, self._position, 1, **arrays).keep_rows()
+            return NativeLayer(self._native, self._position, threads=1, scale=None, **arrays).keep_rows()
 
         def keep() -> None:
             positions = self._position.positions
@@ -81,12 +81,19 @@ class CacheAttention:
 
     layers: keys and values of each layer, (kv_heads, capacity, head_dim). out: (width,) bf16, receives the
     attention of all heads. Call `set_position` before each token. C++ or numpy is chosen once, by the
-    positions that the first token attends to. keys_before_rope: as in NewKVRows.
+    positions that the first token attends to. keys_before_rope: as in NewKVRows. scale: what scores are
+    multiplied with; None means 1 / sqrt(head_dim).
     """
 
     def __init__(
-        self, layers: Layers, width: int, visible: Any, keys_before_rope: Sequence[BF16Array] = ()
+        self,
+        layers: Layers,
+        width: int,
+        visible: Any,
+        keys_before_rope: Sequence[BF16Array] = (),
+        scale: float | None = None,
     ) -> None:
+        self._scale = scale
         self.out = np.empty(width, bf16)
         self._layers, self._rows = layers, NewKVRows(layers, keys_before_rope)
         self._visible, self._position = visible, KVPosition()
@@ -114,16 +121,20 @@ class CacheAttention:
         keep = self._rows.layer_work(layer, key_row, value_row, *keys_before_rope)
         if self._native and query.flags.c_contiguous:
             arrays = {"query": query, "keys": keys, "values": values, "out": self.out}
-            return keep, NativeLayer(self._native, self._position, self._threads, **arrays).attend()
+            threads, scale = self._threads, self._scale
+            return keep, NativeLayer(self._native, self._position, threads, scale, **arrays).attend()
 
         def attend() -> None:
-            self.out[...] = reference_attention(query, keys, values, self._visible)
+            self.out[...] = reference_attention(query, keys, values, self._visible, self._scale)
 
         return keep, HostWork(attend)
 
 
-def reference_attention(query: BF16Array, keys: BF16Array, values: BF16Array, visible: Any) -> BF16Array:
-    """softmax(q k^T / sqrt(head_dim)) v for one position, over the positions that the index `visible` picks.
+def reference_attention(
+    query: BF16Array, keys: BF16Array, values: BF16Array, visible: Any, scale: float | None = None
+) -> BF16Array:
+    """softmax(q k^T scale) v for one position, over the positions that the index `visible` picks. scale: None
+    means 1 / sqrt(head_dim).
 
     query is (heads * head_dim,) after RoPE; keys and values are (kv_heads, capacity, head_dim). Query heads
     g * n .. g * n + n - 1 share KV head g. Scores, softmax and sums are float32; the result,
@@ -131,7 +142,8 @@ def reference_attention(query: BF16Array, keys: BF16Array, values: BF16Array, vi
     """
     kv_heads, _, head_dim = keys.shape
     grouped = widen(query).reshape(kv_heads, -1, head_dim)
-    scores = grouped @ widen(keys[:, visible]).transpose(0, 2, 1) / np.float32(math.sqrt(head_dim))
+    products = grouped @ widen(keys[:, visible]).transpose(0, 2, 1)
+    scores = products / np.float32(math.sqrt(head_dim)) if scale is None else products * np.float32(scale)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed: F32Array = weights @ widen(values[:, visible])

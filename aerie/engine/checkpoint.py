@@ -9,6 +9,7 @@ from pathlib import Path
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.diffusion import MAX_BLOCK_SIZE
+from aerie.engine.quantised import AUTO_KEEPS_QUANTISED
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
 from aerie.engine.weights import Weights
 
@@ -29,6 +30,15 @@ def open_checkpoint(folder: Path, weights: str = "auto") -> Checkpoint:
     config = load_config(folder)
     tensors = Weights(folder, config, weights)
     return Checkpoint(folder, replace(config, weight_kinds=tensors.kinds), load_tokenizer(folder), tensors)
+
+
+def load_config_with_kinds(folder: Path, weights: str) -> ModelConfig:
+    """The config alone, with the kinds of its weights, one of quantised.KINDS. Weights need not be there,
+    unless they say of which kinds programs are. Raises CheckpointError."""
+    config = load_config(folder)
+    if weights == "bf16" or (weights == "auto" and not AUTO_KEEPS_QUANTISED):
+        return config
+    return replace(config, weight_kinds=Weights(folder, config, weights).kinds)
 
 
 def with_block_size(checkpoint: Checkpoint, size: int | None, note: Callable[[str], None]) -> Checkpoint:

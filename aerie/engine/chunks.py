@@ -25,6 +25,7 @@ from aerie.engine.errors import PromptError
 from aerie.engine.kv_cache import Layers
 from aerie.engine.numerics import BF16Array, apply_rope
 from aerie.engine.page_pool import PAGE_SIZE, KVCache, PagedSequence, PagePool, PoolFullError
+from aerie.engine.rope_tables import RopeTables
 
 PrefillChunk: TypeAlias = "Callable[[Sequence[int]], KVCache]"
 """Computes tokens that attend to nothing before them. Returns a cache with keys before RoPE."""
@@ -81,12 +82,12 @@ class ChunkState:
 class ChunkRegistry:
     """The chunks of a model, on a page pool.
 
-    rope: rows of the model's rope_table. read: computes a chunk. files: stores chunks; None means nowhere.
+    rope: of the model. read: computes a chunk. files: stores chunks; None means nowhere.
     One thread at a time.
     """
 
     def __init__(
-        self, pool: PagePool, rope: BF16Array, read: PrefillChunk, files: ChunkStorage | None = None
+        self, pool: PagePool, rope: RopeTables, read: PrefillChunk, files: ChunkStorage | None = None
     ) -> None:
         self._pool, self._rope, self._read, self._files = pool, rope, read, files
         stored = files.tokens() if files else {}
@@ -161,10 +162,11 @@ class ChunkRegistry:
         sequence.reserve(end - begin)
         targets, part = sequence.pool_positions(begin, end - begin), slice(begin - first, end - first)
         with self._resident(chunk.name, chunk.state) as layers:
-            for (keys, values), (keys_before_rope, source_values) in zip(
-                self._pool.layers, layers, strict=True
+            tables = self._rope.each(len(self._pool.layers))
+            for (keys, values), (keys_before_rope, source_values), table in zip(
+                self._pool.layers, layers, tables, strict=True
             ):
-                keys[:, targets] = apply_rope(keys_before_rope[:, part], self._rope[begin:end])
+                keys[:, targets] = apply_rope(keys_before_rope[:, part], table[begin:end])
                 values[:, targets] = source_values[:, part]
         chunk.state.uses += 1
         sequence.advance(chunk.tokens[part])

@@ -73,9 +73,11 @@ class SingleRank:
         """Does nothing: no rank waits."""
 
 
-def all_reduce_sum(group: Communicator, residual: BF16Array, partial: BF16Array, out: BF16Array) -> None:
-    """out = residual, counted once, + every rank's partial sum; all (rows, width) bf16. `out` is an array of
-    its own.
+def all_reduce_sum(
+    group: Communicator, residual: BF16Array, partial: BF16Array, out: BF16Array, scale: float = 1.0
+) -> None:
+    """out = residual, counted once, + every rank's partial sum times `scale`; all (rows, width) bf16. `out`
+    is an array of its own.
 
     The sum is computed in float32 in the order of ranks, and rounded once.
     """
@@ -83,7 +85,7 @@ def all_reduce_sum(group: Communicator, residual: BF16Array, partial: BF16Array,
     def add(partials: Sequence[Array]) -> None:
         total = widen(residual)
         for each in partials:
-            total = total + widen(each)
+            total = total + (widen(each) if scale == 1 else widen(each) * np.float32(scale))
         out[...] = total.astype(bf16)
 
     group.all_gather(partial, add)

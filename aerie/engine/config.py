@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from aerie.engine.config_file import read_config, read_generation
 from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
-from aerie.engine.model_family import DiffusionConfig, ModelFamily
-from aerie.engine.rope import RopeScaling, read_rule
+from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
+from aerie.engine.rope import LongRopeScaling, RopeScaling, read_rule
 from aerie.engine.unsupported_models import check_sizes, check_supported
 from aerie.multi_launch_builder import ModelShape
 from aerie.multi_launch_builder.weight_kinds import WeightKinds
@@ -33,8 +35,8 @@ LIMITS = {
     "max_position_embeddings": "",
     "sliding_window": "as many as its sliding window holds; attention that forgets earlier ones is not "
     "supported",
-    "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; longer "
-    "texts would be turned by others, and keys in the cache with them",
+    "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; with a "
+    "larger --max-model-len all texts are turned by the other set",
     "--max-model-len": "as many as the flag allows",
 }
 """What may limit the context, mostly entries of config.json, and the reason."""
@@ -45,9 +47,11 @@ class ModelConfig:
     """Hyperparameters under their Hugging Face names.
 
     eos_token_ids: all ids that end an answer, in the checkpoint's order; may be empty. rope_scaling: None for
-    plain RoPE. sliding_window: number of positions that a token attends to in some layer, its own included;
-    None means all. diffusion: None for an autoregressive model. draft_mask_id: the token in place of each
-    further draft, of a model that drafts several in one pass. weight_kinds: of its matrices on the device.
+    plain RoPE. layers_without_rope: by number, from 0 on. multipliers: `attention` is None where it is
+    1 / sqrt(head_dim) anyway. sliding_window: number of positions that a
+    token attends to in some layer, its own included; None means all. diffusion: None for an
+    autoregressive model. draft_mask_id: the token in place of each further draft, of a model that drafts
+    several in one pass. weight_kinds: of its matrices on the device.
     """
 
     vocab_size: int
@@ -63,12 +67,23 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
+    partial_rotary_factor: float = 1.0
+    layers_without_rope: frozenset[int] = frozenset()
+    multipliers: Multipliers = field(default_factory=Multipliers)
     sliding_window: int | None = None
     family: ModelFamily = FAMILIES["llama"]
     diffusion: DiffusionConfig | None = None
     draft_mask_id: int | None = None
     weight_kinds: WeightKinds = field(default_factory=WeightKinds)
     max_positions: int | None = None
+
+    def with_max_positions(self, most: int | None) -> ModelConfig:
+        """The config of a session with at most so many positions. With more than longrope's original length
+        it turns all texts by the frequencies of long ones: keys in a cache are turned once."""
+        rule = self.rope_scaling
+        if isinstance(rule, LongRopeScaling) and most is not None:
+            rule = rule.for_length(min(most, self.max_position_embeddings))
+        return replace(self, max_positions=most, rope_scaling=rule)
 
     @property
     def architecture(self) -> str:
@@ -99,6 +114,16 @@ class ModelConfig:
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that RoPE turns, its first ones."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def rope_of_layer(self) -> tuple[int, ...]:
+        """Of each layer the number of its RoPE table: 0 with RoPE, 1 without."""
+        return tuple(int(layer in self.layers_without_rope) for layer in range(self.num_hidden_layers))
+
+    @property
     def shape(self) -> ModelShape:
         """The shape that the program builders need."""
         return ModelShape(
@@ -111,7 +136,21 @@ class ModelConfig:
             rms_norm_eps=self.rms_norm_eps,
             qkv_bias=self.family.qkv_bias,
             qk_norm=self.family.qk_norm,
+            attention_scale=self.multipliers.attention,
+            residual_scale=self.multipliers.residual,
+            rotary_dim=None if self.partial_rotary_factor == 1 else self.rotary_dim,
         )
+
+    def with_layers(self, layers: int) -> ModelConfig:
+        """The config of the first layers, or of more. Where none of the first is without RoPE though others
+        are, the last one is, so that a small model has all kinds of layers."""
+        without = frozenset(layer for layer in self.layers_without_rope if layer < layers)
+        if layers > self.num_hidden_layers:
+            more = self.family.default_layers_without_rope(layers)
+            without |= {layer for layer in more if layer >= self.num_hidden_layers}
+        elif self.layers_without_rope and not without:
+            without = frozenset([layers - 1])
+        return replace(self, num_hidden_layers=layers, layers_without_rope=without)
 
     @property
     def layer_parameters(self) -> int:
@@ -145,8 +184,11 @@ def load_config(folder: Path) -> ModelConfig:
     positions = config.positive_int(
         "max_position_embeddings", default=family.default_positions, most=MAX_POSITIONS
     )
-    check_sizes(config, head_dim, positions)
-    rope = _rope(config)
+    check_sizes(config, family, head_dim, positions)
+    rope, part = _rope(config), 1.0
+    if family.has_partial_rotary:
+        part = _rotary_part(config, rope, head_dim)
+        rope = ConfigReader(rope.path, {k: v for k, v in rope.entries.items() if k != ROTARY_PART})
     return ModelConfig(
         vocab_size=config.positive_int("vocab_size", most=MAX_TOKENS),
         hidden_size=hidden,
@@ -156,11 +198,14 @@ def load_config(folder: Path) -> ModelConfig:
         num_key_value_heads=_kv_heads(config, family, heads),
         head_dim=head_dim,
         max_position_embeddings=positions,
-        rms_norm_eps=config.number("rms_norm_eps", default=1e-6),
-        rope_theta=rope.number("rope_theta", default=10000.0),
-        rope_scaling=read_rule(rope, head_dim, positions),
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
+        rms_norm_eps=config.number("rms_norm_eps", default=family.rms_norm_eps),
+        rope_theta=rope.number("rope_theta", default=family.rope_theta),
+        rope_scaling=read_rule(rope, int(head_dim * part), positions),
+        partial_rotary_factor=part,
+        tie_word_embeddings=config.flag("tie_word_embeddings", default=family.tied),
         eos_token_ids=_eos_token_ids(config),
+        layers_without_rope=_layers_without_rope(config, family, layers),
+        multipliers=_multipliers(config, family, head_dim),
         sliding_window=_window(config, family, layers),
         family=family,
         diffusion=read_diffusion(config, family.diffusion),
@@ -214,6 +259,57 @@ def _window(config: ConfigReader, family: ModelFamily, layers: int) -> int | Non
         return window
     first = config.positive_int("max_window_layers", default=family.window_layers, least=0)
     return window if "sliding_attention" in kinds or (not kinds and first < layers) else None
+
+
+def _layers_without_rope(config: ConfigReader, family: ModelFamily, layers: int) -> frozenset[int]:
+    """The layers that the entry `no_rope_layers` has 0 for, else those of the interval. Other families than
+    those with an interval are refused before, where an entry asks for such a layer."""
+    turned = config.items("no_rope_layers")
+    if turned:
+        if len(turned) < layers or any(isinstance(each, bool) or each not in (0, 1) for each in turned):
+            raise ConfigError(
+                f"{config.path}: no_rope_layers is {short(turned)}; it must be a list of {layers} numbers or "
+                "more, 1 for a layer with RoPE and 0 for one without: which layers turn their heads is not "
+                "known; fetch it again"
+            )
+        return frozenset(layer for layer in range(layers) if not turned[layer])
+    if not family.no_rope_interval:
+        return frozenset()
+    interval = config.positive_int("no_rope_layer_interval", default=family.no_rope_interval, most=MAX_LAYERS)
+    return family.default_layers_without_rope(layers, interval)
+
+
+ROTARY_PART = "partial_rotary_factor"
+
+
+def _rotary_part(config: ConfigReader, rope: ConfigReader, head_dim: int) -> float:
+    """How much of a head RoPE turns."""
+    given = rope if ROTARY_PART in rope.entries else config
+    part = given.number(ROTARY_PART, default=1.0)
+    if part > 1 or int(head_dim * part) % 2 or int(head_dim * part) < 2:
+        raise ConfigError(
+            f"{config.path}: {ROTARY_PART} is {part:g} of a head of {head_dim}; RoPE turns pairs, so an even "
+            "number of its elements, at most all: fetch it again"
+        )
+    return part
+
+
+def _multipliers(config: ConfigReader, family: ModelFamily, head_dim: int) -> Multipliers:
+    """In float32, as they are computed with and as GGUF files have them. A family without them is refused
+    before, where an entry has one."""
+    if not family.has_multipliers:
+        return Multipliers()
+
+    def factor(name: str) -> float:
+        return float(np.float32(config.number(name, default=1.0)))
+
+    attention = factor("attention_multiplier")
+    return Multipliers(
+        embedding=factor("embedding_multiplier"),
+        attention=None if attention == np.float32(head_dim**-0.5) else attention,
+        residual=factor("residual_multiplier"),
+        logits_divisor=factor("logits_scaling"),
+    )
 
 
 def _rope(config: ConfigReader) -> ConfigReader:

@@ -1,4 +1,4 @@
-"""What each decode path supports: one table, used for errors and in docs/how-to/generate.md.
+"""What each decode path supports: one table, used for errors and in the reference.
 
 A decode path is the set of programs that generate tokens. A model is loaded with one. Drafts and diffusion
 blocks always use `rows`, and so do batches if the model has variants.
@@ -91,13 +91,3 @@ def check_feature(feature: str, variant_set: VariantSet, decode: str = "") -> No
         f"{FEATURES[feature]} cannot be used with {option}: {reason}; load the model without that, or with "
         f"{' or '.join(alternatives)}"
     )
-
-
-def feature_table() -> list[str]:
-    """The table in Markdown, one string for each line."""
-    names = [*DECODE_PATHS]
-    lines = ["| | " + " | ".join(f"`{name}`" for name in names) + " |", "| --- " * (len(names) + 1) + "|"]
-    for feature, description in FEATURES.items():
-        cells = ["yes" if not DECODE_PATHS[name].reason_against(feature) else "no" for name in names]
-        lines.append(f"| {description} | " + " | ".join(cells) + " |")
-    return lines

@@ -84,18 +84,23 @@ class LayerCalls:
         loaded = (model.programs[name] for name in names if name in model.programs)
         arguments = itertools.chain.from_iterable(program.arguments for program in loaded)
         self._inputs = {
-            argument.name: np.empty(argument.shape, argument.dtype.numpy)
+            (argument.name, table): np.empty(argument.shape, argument.dtype.numpy)
             for argument in arguments
             if argument.name in (ROPE_ROWS, MASK)
+            for table in self._tables_of(argument.name)
         }
+
+    def _tables_of(self, name: str) -> range:
+        """The numbers of the arrays that an input has: one for each table of RoPE, or one."""
+        return range(len(self._model.rope.tables) if name == ROPE_ROWS else 1)
 
     def set_positions(self, positions: NDArray[np.int64], visible: NDArray[np.bool_]) -> None:
         """Set the positions of the rows in their sequences, (rows,), and the cache positions that each row
         attends to, bool (rows, context)."""
-        if ROPE_ROWS in self._inputs:
-            self._inputs[ROPE_ROWS][...] = self._model.rope[positions]
-        if MASK in self._inputs:
-            self._inputs[MASK][...] = pack_bits(visible)
+        for (name, table), array in self._inputs.items():
+            array[...] = (
+                self._model.rope.tables[table][positions] if name == ROPE_ROWS else pack_bits(visible)
+            )
 
     def project(
         self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped",)
@@ -103,7 +108,7 @@ class LayerCalls:
         """Compute queries, keys and values of a layer, and store keys and values in the cache with
         `store`."""
         program = self._model.program(self._names[0], layer)
-        key, inputs = buffer_set(program, layer), self._inputs_of(program)
+        key, inputs = buffer_set(program, layer), self._inputs_of(program, layer)
         keys_before_rope, outputs = (
             outputs_with_raw_keys(program) if self._with_keys_before_rope else ("", None)
         )
@@ -123,7 +128,7 @@ class LayerCalls:
         """Compute attention, output projection and FFN of a layer. x: the layer's input. projected: the
         result of `project`."""
         attention, *after = (self._model.program(name, layer) for name in self._names[1:])
-        inputs = {"q_roped": projected["q_roped"], **self._inputs_of(attention)}
+        inputs = {"q_roped": projected["q_roped"], **self._inputs_of(attention, layer)}
         key = buffer_set(attention, layer)
         if MASK in inputs:
             inputs |= dict(zip(CACHE, self._layers[self._model.kv_layer_index(layer)], strict=True))
@@ -148,13 +153,16 @@ class LayerCalls:
 
     def _sum(self, residual: BF16Array, partial_sum: BF16Array) -> BF16Array:
         out = np.empty_like(residual)
-        work = partial(all_reduce_sum, self._model.group, residual, partial_sum, out)
+        scale = self._model.config.multipliers.residual
+        work = partial(all_reduce_sum, self._model.group, residual, partial_sum, out, scale)
         self._calls.host("sum over devices", HostWork(work))
         return out
 
-    def _inputs_of(self, program: Program) -> Arrays:
-        """The inputs in `_inputs` that a program takes."""
-        return {name: array for name, array in self._inputs.items() if name in program.arguments.names}
+    def _inputs_of(self, program: Program, layer: int) -> Arrays:
+        """The inputs in `_inputs` that a program takes for a layer."""
+        numbers = {ROPE_ROWS: self._model.rope.of_layer[layer], MASK: 0}
+        names = (name for name in numbers if name in program.arguments.names)
+        return {name: self._inputs[name, numbers[name]] for name in names}
 
     def padded(self, array: BF16Array) -> BF16Array:
         """Pad `array` with rows of zeros to the rows of the programs."""
@@ -269,9 +277,10 @@ class TokenPass:
         config = model.config
         self._model, self._with_keys_before_rope = model, bool(pool.keys_before_rope)
         self._x = np.empty(config.hidden_size, bf16)
-        self._rope_row = np.empty_like(model.rope[0])
+        self._rope_rows = [np.empty(table.shape[1:], bf16) for table in model.rope.tables]
         width = config.num_attention_heads * config.head_dim
-        self._attention = CacheAttention(pool.layers, width, visible, pool.keys_before_rope)
+        scale = config.multipliers.attention
+        self._attention = CacheAttention(pool.layers, width, visible, pool.keys_before_rope, scale)
         self._recording = model.runner.record()
         if self._recording:
             self._recorded = self._layers(self._recording)
@@ -287,7 +296,8 @@ class TokenPass:
         value go to `pool_position`; it attends to the pool positions that the index `visible` selects."""
         with self._model.host_timer("embedding"):
             self._x[...] = self._model.embed_table[token_id]
-            self._rope_row[...] = self._model.rope[position]
+            for row, table in zip(self._rope_rows, self._model.rope.tables, strict=True):
+                row[...] = table[position]
         self._attention.set_position(pool_position, visible)
         if self._recording is None:
             row = self._layers(ImmediateCalls(self._model))
@@ -308,7 +318,8 @@ class TokenPass:
         qkv, o_ffn = (self._model.program(name, layer) for name in ("rms_gemv_rope", "o_gemv_ffn"))
         key = buffer_set(qkv, layer)
         keys_before_rope, outputs = outputs_with_raw_keys(qkv) if self._with_keys_before_rope else ("", None)
-        rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=self._rope_row)
+        rope_row = self._rope_rows[self._model.rope.of_layer[layer]]
+        rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=rope_row)
         new_rows = (rows[name] for name in ("k_roped", "v", keys_before_rope) if name)
         keep, attend = self._attention.layer_work(layer, rows["q_roped"], *new_rows)
         for work in keep:

@@ -1,4 +1,4 @@
-"""Writes a checkpoint as a quantised GGUF file, with the gguf package.
+"""Writes a checkpoint as a GGUF file, quantised or in bf16, with the gguf package.
 
 Keys and names are those of llama.cpp's converter. Matrices are quantised by the package, whose results are
 those of llama.cpp's own quantiser; vectors stay float32. As there (llama-quant.cpp), the LM head is kept
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError, WeightsError
+from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_FREQS, Architecture
-from aerie.engine.gguf.block_types import READ, BlockType
+from aerie.engine.gguf.block_types import QUANTISATION_VERSION, READ, BlockType
 from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
 from aerie.engine.gguf_tokenizer_writer import tokenizer_keys
 from aerie.engine.numerics import F32Array, widen
@@ -29,10 +30,22 @@ from aerie.engine.rope import LinearScaling, Llama3Scaling
 from aerie.engine.tensors import Tensor
 from aerie.engine.weights import EMBED, LM_HEAD
 
-FORMATS = {"q4_0": ("Q4_0", 2), "q4_1": ("Q4_1", 3), "q8_0": ("Q8_0", 7)}
-"""The type of matrices, and the number of the file's type (general.file_type), by what a user asks for."""
-OF_HEAD = "Q8_0"
-QUANTISATION_VERSION = 2
+
+class FileFormat(NamedTuple):
+    """The types of a file's matrices and of its LM head, and the file's number (general.file_type)."""
+
+    matrices: str
+    head: str
+    number: int
+
+
+FORMATS = {
+    "q4_0": FileFormat("Q4_0", "Q8_0", 2),
+    "q4_1": FileFormat("Q4_1", "Q8_0", 3),
+    "q8_0": FileFormat("Q8_0", "Q8_0", 7),
+    "bf16": FileFormat("BF16", "BF16", 32),
+}
+"""By what a user asks for."""
 ROWS_AT_ONCE = 1024
 
 TYPES = {kind.name: kind for kind in READ.values()}
@@ -64,7 +77,7 @@ def plan_tensors(checkpoint: Checkpoint, form: str) -> list[PlannedTensor]:
             )
         heads = _heads(name, config) if architecture.permutes_qk else 0
         head = LM_HEAD if not config.tie_word_embeddings else EMBED
-        kind = _kind(tensor, OF_HEAD if name == head else FORMATS[form][0])
+        kind = _kind(tensor, FORMATS[form].head if name == head else FORMATS[form].matrices)
         planned.append(PlannedTensor(name_in_file(name, architecture), tensor, kind, heads))
     return planned
 
@@ -101,9 +114,18 @@ def _name(config: ModelConfig) -> str:
     """GGUF's name of the architecture. Raises CheckpointError."""
     kind = {"MistralForCausalLM": "llama"}.get(config.architecture)
     kind = kind or config.architecture.removesuffix("ForCausalLM").lower()
-    if kind not in ARCHITECTURES or config.diffusion is not None:
+    written = [name for name, each in ARCHITECTURES.items() if not FAMILIES[each.model_type].is_fused]
+    if kind not in written or config.diffusion is not None:
         raise CheckpointError(
-            f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(ARCHITECTURES)} are"
+            f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(written)} are"
+        )
+    interval = config.family.no_rope_interval
+    if interval and config.layers_without_rope != frozenset(
+        range(interval - 1, config.num_hidden_layers, interval)
+    ):
+        raise CheckpointError(
+            f"layers {sorted(config.layers_without_rope)} of {config.num_hidden_layers} have no RoPE, and a "
+            f"GGUF file of the kind {kind} has none in every layer of {interval}: it would answer otherwise"
         )
     return kind
 
@@ -134,15 +156,16 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.dimension_count": config.head_dim,
+        "rope.dimension_count": config.rotary_dim,
         "rope.freq_base": float(config.rope_theta),
         **_scaling(config),
+        **_factors(config),
         **({"attention.sliding_window": config.sliding_window} if config.sliding_window else {}),
     }
     about = {
         "general.type": "model",
         "general.name": checkpoint.folder.name,
-        "general.file_type": FORMATS[form][1],
+        "general.file_type": FORMATS[form].number,
         "general.quantization_version": QUANTISATION_VERSION,
     }
     named = {f"{_name(config)}.{key}": value for key, value in of_model.items()}
@@ -157,6 +180,19 @@ def _scaling(config: ModelConfig) -> dict[str, Any]:
     if isinstance(rule, LinearScaling):
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(rule.factor)}
     raise CheckpointError(f"the RoPE rule {rule.name} is not written as GGUF; linear and llama3 are")
+
+
+def _factors(config: ModelConfig) -> dict[str, float]:
+    """The keys of a family with factors."""
+    factors = config.multipliers
+    if not config.family.has_multipliers:
+        return {}
+    return {
+        "attention.scale": factors.attention or config.head_dim**-0.5,
+        "embedding_scale": factors.embedding,
+        "residual_scale": factors.residual,
+        "logit_scale": factors.logits_divisor,
+    }
 
 
 def _divisors(config: ModelConfig) -> dict[str, F32Array]:

@@ -7,7 +7,7 @@ import numpy as np
 from aerie.engine.communication import broadcast_from_first
 from aerie.engine.logits import last_row
 from aerie.engine.model import LoadedModel
-from aerie.engine.numerics import BF16Array, F32Array, bf16, rms_norm
+from aerie.engine.numerics import BF16Array, F32Array, bf16, rms_norm, widen
 from aerie.engine.programs import buffer_set
 
 
@@ -44,5 +44,14 @@ def _logits_rows(model: LoadedModel, hidden: BF16Array, decode_path: str) -> lis
         outputs = model.runner.run(head, bo_key=key, on_device=(), copy=False, x=x)
         for row in range(len(chunk)):
             row_outputs = {name: array.reshape(head.rows, -1)[row] for name, array in outputs.items()}
-            rows.append(last_row(head.arguments, row_outputs, model.config.vocab_size))
+            logits = last_row(head.arguments, row_outputs, model.config.vocab_size)
+            rows.append(_divided(logits, model.config.multipliers.logits_divisor))
     return rows
+
+
+def _divided(logits: BF16Array | F32Array, divisor: float) -> BF16Array | F32Array:
+    """Logits divided by a factor of the model, with the dtype that they have."""
+    if divisor == 1:
+        return logits
+    wide = widen(logits) if logits.dtype == bf16 else logits
+    return (wide / np.float32(divisor)).astype(logits.dtype)

@@ -130,7 +130,7 @@ def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices
         weights=buffers.weights + (devices - 1) * without_head.weights,
         activations=buffers.activations + (devices - 1) * without_head.activations,
         kv_cache=devices * layers * needs.positions * position_bytes,
-        rope_table=rope_rows * config.head_dim * bf16.itemsize,
+        rope_table=rope_rows * config.rotary_dim * bf16.itemsize,
         working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
     )
 
@@ -143,7 +143,7 @@ def _buffers(plans: Sequence[ProgramPlan], config: ModelConfig, copies: int) -> 
         for layer in range(1 if plan.kind in WITHOUT_LAYERS else layers)
         if is_for_layer(config.weight_kinds, plan, layer)
     ]
-    return buffer_bytes(sets, SharedBufferNames(plans, layers), copies)
+    return buffer_bytes(sets, SharedBufferNames(plans, config.rope_of_layer), copies)
 
 
 def _without_cache(plan: ProgramPlan) -> ArgumentTable:

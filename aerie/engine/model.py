@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.communication import Communicator, SingleRank
 from aerie.engine.config import ModelConfig
@@ -26,7 +28,7 @@ from aerie.engine.programs import (
     is_for_layer,
 )
 from aerie.engine.quantised import QuantisedTensor
-from aerie.engine.rope_tables import rope_table
+from aerie.engine.rope_tables import RopeTables, rope_tables
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.variant_set import VariantSet
 from aerie.kernel_builder.arguments import Argument, byte
@@ -59,8 +61,8 @@ class LoadedModel:
 
     variant_set: which programs take which tokens. ensure_programs: called before programs run.
     compile_ahead: compiles programs in the background, and returns at once. embed_table: rows of
-    (vocab_size, hidden_size). final_norm: (hidden_size,). rope: (positions, head_dim), with a row for every
-    position of the model, and of padding beyond it. All are bf16. buffer_names: the buffers that programs
+    (vocab_size, hidden_size). final_norm: (hidden_size,). rope: with a row for every position of the
+    model, and of padding beyond it. All are bf16. buffer_names: the buffers that programs
     share. kv_storage: allocates buffers for attention programs. context_end: what happens at the end of the
     largest context. mask: which positions a token attends to.
 
@@ -76,9 +78,9 @@ class LoadedModel:
     variant_set: VariantSet
     embed_table: Rows
     final_norm: BF16Array
-    rope: BF16Array
+    rope: RopeTables
     kv_storage: DeviceKVStorage
-    buffer_names: SharedBufferNames = field(default_factory=lambda: SharedBufferNames((), 0))
+    buffer_names: SharedBufferNames = field(default_factory=lambda: SharedBufferNames((), ()))
     ensure_programs: EnsurePrograms = no_programs_missing
     compile_ahead: EnsurePrograms = no_programs_missing
     context_end: ContextEndPolicy = field(default_factory=StopAtEnd)
@@ -188,9 +190,9 @@ def build_model(
         variant_set=variant_set,
         embed_table=weights.embed_table,
         final_norm=weights.final_norm.read(),
-        rope=rope_table(config, max(variant_set.seq_len, config.max_position_embeddings)),
+        rope=rope_tables(config, max(variant_set.seq_len, config.max_position_embeddings)),
         kv_storage=DeviceKVStorage(config, [runner], variant_set.gathered_contexts),
-        buffer_names=SharedBufferNames((), 0) if buffer_names is None else buffer_names,
+        buffer_names=SharedBufferNames((), ()) if buffer_names is None else buffer_names,
         ensure_programs=ensure_programs,
         context_end=context_end,
         mask=context_end.mask,
@@ -279,8 +281,8 @@ def preload(
     Raises WeightsError.
     """
     chosen = list(model.programs.values() if programs is None else programs)
-    lut = model.rope[: model.seq_len]
     for layer in range(model.config.num_hidden_layers):
+        lut = np.ascontiguousarray(model.rope.layer(layer)[: model.seq_len])
         statics: dict[str, Static] = {**weights.layer(layer), "rope_lut": lut}
         for program in filter(has_layer_weights, chosen):
             if is_for_layer(model.config.weight_kinds, program, layer):

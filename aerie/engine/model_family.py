@@ -74,15 +74,32 @@ class FamilyDiffusion:
 
 
 @dataclass(frozen=True)
+class Multipliers:
+    """Factors of a model: of the embeddings, of scores (None: 1 / sqrt(head_dim)), of what is added to the
+    residual, and what logits are divided by."""
+
+    embedding: float = 1.0
+    attention: float | None = None
+    residual: float = 1.0
+    logits_divisor: float = 1.0
+
+
+@dataclass(frozen=True)
 class ModelFamily:
     """A family, and transformers' defaults for entries that its config.json may lack.
 
-    model_type, architecture: its names in config.json; `architecture` is the class of transformers with the
-    same layers. published_as: the class in config.json, if the model comes with its own code.
-    default_positions, sliding_window: in tokens. kv_heads: None means as many as query heads. head_dim: None
-    means hidden_size / num_attention_heads. window_is_optional: the window applies only if
-    `use_sliding_window` is true, and in the layers that `layer_types` or `max_window_layers` name. tensors:
-    of a layer, as LAYER_TENSORS. diffusion: for a family of block diffusion. published_sizes: for messages.
+    model_type, architecture: its names in config.json; `architecture` is the class of transformers with
+    the same layers. published_as: the class in config.json, if the model comes with its own code.
+    default_positions, sliding_window: in tokens. kv_heads: None means as many as query heads. head_dim:
+    None means hidden_size / num_attention_heads. tied: whether the embeddings are the LM head too.
+    rope_theta: RoPE's base. no_rope_interval: every layer whose number, from 1 on, is a multiple of it
+    has no RoPE, where `no_rope_layers` does not say which; 0 means that all layers have it.
+    window_is_optional: the window applies only if `use_sliding_window` is true, and in the layers that
+    `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first
+    part of a head, `partial_rotary_factor` of it. is_fused: whether queries, keys and values, and gate
+    and up, are one tensor each. has_multipliers: whether config.json has the four factors of Multipliers,
+    each 1 where it does not say. tensors: of a layer, as LAYER_TENSORS. diffusion: for a family of block
+    diffusion. published_sizes: for messages.
     """
 
     model_type: str
@@ -91,9 +108,16 @@ class ModelFamily:
     published_as: str = ""
     kv_heads: int | None = None
     head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
+    tied: bool = False
+    rope_theta: float = 10000.0
+    no_rope_interval: int = 0
     sliding_window: int | None = None
     window_is_optional: bool = False
     window_layers: int = 0
+    has_partial_rotary: bool = False
+    is_fused: bool = False
+    has_multipliers: bool = False
     tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
     diffusion: FamilyDiffusion | None = None
     published_sizes: str = ""
@@ -102,6 +126,11 @@ class ModelFamily:
     def name(self) -> str:
         """The name in `architectures` of config.json."""
         return self.published_as or self.architecture
+
+    def default_layers_without_rope(self, layers: int, interval: int | None = None) -> frozenset[int]:
+        """The layers without RoPE, from 0 on, by the family's interval or another one."""
+        every = interval or self.no_rope_interval
+        return frozenset(range(every - 1, layers, every)) if every else frozenset()
 
     @property
     def qkv_bias(self) -> bool:

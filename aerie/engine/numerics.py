@@ -32,14 +32,17 @@ def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
 
 
 def apply_rope(keys: BF16Array, rows: BF16Array) -> BF16Array:
-    """Apply RoPE to keys, (kv_heads, positions, head_dim), by the rows of their positions in a `rope_table`.
+    """Apply RoPE to keys, (kv_heads, positions, head_dim), by the rows of their positions in a `rope_table`:
+    to as many of their first elements as a row is wide.
 
     Bit-identical with kernels_cc/rope_halfsplit.cc: products of bf16 are exact in float32, and their sum is
     rounded once, then to bf16.
     """
-    half = rows.shape[-1] // 2
+    width = rows.shape[-1]
+    half = width // 2
     wide, table = widen(keys), widen(rows)
-    (first, second), (cos, sin) = ((each[..., :half], each[..., half:]) for each in (wide, table))
-    both = np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+    (first, second), (cos, sin) = ((each[..., :half], each[..., half:width]) for each in (wide, table))
+    rest = wide[..., width:]
+    both = np.concatenate([first * cos - second * sin, first * sin + second * cos, rest], axis=-1)
     result: BF16Array = both.astype(bf16)
     return result

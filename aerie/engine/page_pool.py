@@ -34,6 +34,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token
 from aerie.engine.kv_cache import Layers
 from aerie.engine.numerics import BF16Array, apply_rope, bf16
+from aerie.engine.rope_tables import RopeTables
 
 PAGE_SIZE = 64
 """Positions of a page: one K/V tile of attention, or two if heads are wide."""
@@ -402,9 +403,9 @@ class PagedSequence:
         """Number of pages that `drop` would allocate."""
         return len(self._shared_pages(positions.start))
 
-    def drop(self, positions: range, rope: BF16Array) -> None:
+    def drop(self, positions: range, rope: RopeTables) -> None:
         """Drop these positions. Later positions move down, and their keys are computed again with the rows of
-        `rope`, (positions, head_dim), of their new positions.
+        `rope` of their new positions.
 
         Raises PoolFullError, which changes nothing. After another exception the sequence has the positions
         before the dropped ones only.
@@ -417,13 +418,14 @@ class PagedSequence:
             self.pool_positions(positions.start, count),
         )
         self._forget_tokens(positions.start)
-        for (keys, values), keys_before_rope in zip(
-            self.pool.layers, self.pool.keys_before_rope, strict=True
+        layers, tables = self.pool.layers, rope.each(len(self.pool.layers))
+        for (keys, values), keys_before_rope, table in zip(
+            layers, self.pool.keys_before_rope, tables, strict=True
         ):
             for array in (keys_before_rope, values):
                 array[:, target] = array[:, source]
             keys[:, target] = apply_rope(
-                keys_before_rope[:, target], rope[positions.start : positions.start + count]
+                keys_before_rope[:, target], table[positions.start : positions.start + count]
             )
         self.token_ids += tokens[positions.stop :]
         self.dropped_tokens += len(positions)

@@ -74,7 +74,7 @@ class RuntimeOptions:
 
     def limited(self, config: ModelConfig) -> ModelConfig:
         """The config of a model with at most `max_positions` positions."""
-        return replace(config, max_positions=self.max_positions)
+        return config.with_max_positions(self.max_positions)
 
     @property
     def world_size(self) -> int:
@@ -215,7 +215,7 @@ class ProgramLibrary:
     ) -> None:
         self.by_name: dict[str, Program] = {}
         self._without = without
-        self.buffer_names = SharedBufferNames((), 0)
+        self.buffer_names = SharedBufferNames((), config.rope_of_layer)
         self._config, self._options, self._report = config, options, report
         self.cache = self.open_cache(options.backend, Profiler())
         is_ahead = options.compile_ahead and COMPILE_AHEAD.get() == "1"
@@ -247,7 +247,7 @@ class ProgramLibrary:
         """Compile these programs. started: when building them started, for the reported time."""
         compile_into(self.cache, programs, self._report, time.perf_counter() - started)
         for program in programs:
-            self.buffer_names.add(program, self._config.num_hidden_layers)
+            self.buffer_names.add(program)
             self.by_name[program.name] = program
         return [*programs]
 
@@ -269,8 +269,8 @@ def compile_programs(
     report.note(options.backend.reason)
     if config.context < config.max_position_embeddings:
         report.note(
-            f"context: {config.context} of the model's {config.max_position_embeddings} positions, as many "
-            "as its sliding window holds; attention that forgets earlier ones is not supported"
+            f"context: {config.context} of the model's {config.max_position_embeddings} positions, "
+            f"{config.context_reason}"
         )
     if remark := prepare_native():
         report.note(remark)

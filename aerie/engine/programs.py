@@ -8,7 +8,7 @@ A program is one of the six, built for one prompt length and for one token, or o
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -65,18 +65,21 @@ class SharedBufferNames(dict[tuple[str, str], str]):
     """The buffers that the programs of a layer share, by (bo_key, argument).
 
     A layer's weights have one buffer for all programs, in Hugging Face's layout. All other arguments have one
-    buffer for each number of rows, in all layers, since these run one after the other. A layer of a KV cache
-    has its buffers for all programs that attend to it.
+    buffer for each number of rows, in all layers, since these run one after the other; RoPE's have one for
+    each table besides. A layer of a KV cache has its buffers for all programs that attend to it.
+
+    rope_of_layer: of each layer the number of its table.
     """
 
-    def __init__(self, programs: Iterable[ProgramInfo], layers: int) -> None:
+    def __init__(self, programs: Iterable[ProgramInfo], rope_of_layer: Sequence[int]) -> None:
         super().__init__()
+        self._rope_of_layer = rope_of_layer
         for program in programs:
-            self.add(program, layers)
+            self.add(program)
 
-    def add(self, program: ProgramInfo, layers: int) -> None:
+    def add(self, program: ProgramInfo) -> None:
         """Add the buffer names of a program's arguments in every layer."""
-        for layer in range(1 if program.kind in WITHOUT_LAYERS else layers):
+        for layer in range(1 if program.kind in WITHOUT_LAYERS else len(self._rope_of_layer)):
             self._add(program, layer, "")
 
     def key(self, program: ProgramInfo, layer: int, slot: str) -> str:
@@ -89,7 +92,10 @@ class SharedBufferNames(dict[tuple[str, str], str]):
 
     def _add(self, program: ProgramInfo, layer: int, slot: str) -> None:
         for argument in program.arguments:
-            self[buffer_set(program, layer, slot), argument.name] = _place(program, argument, layer, slot)
+            place = _place(program, argument, layer, slot)
+            if argument.name in ROPE_ARGUMENTS and self._rope_of_layer[layer]:
+                place += f".{self._rope_of_layer[layer]}"
+            self[buffer_set(program, layer, slot), argument.name] = place
 
 
 def kv_buffer_name(slot: str, layer: int, name: str) -> str:
@@ -111,6 +117,8 @@ def _place(program: ProgramInfo, argument: Argument, layer: int, slot: str) -> s
     return f"{stage}.{name}"
 
 
+ROPE_ARGUMENTS = ("rope_lut", "rope_rows", "rope_row")
+"""Arguments that hold rows of a layer's RoPE table."""
 CACHE = ("keys", "values")
 """Arguments that hold a layer of a KV cache."""
 

@@ -5,14 +5,15 @@ to float32 from float64, as torch's are in all but rare cases; all else is float
 table in bf16 equals transformers' own, but for a few elements in 100,000 whose cosine rounds the other way.
 
 A rule whose frequencies depend on the length of a text does not fit a KV cache, whose keys are rotated once.
-LongRoPE has two sets, one for texts within the original length: that one is used, and the context ends there.
+LongRoPE has two sets, one for texts within the original length: that one is used, and the context ends there,
+unless a session asks for more positions: then the other set turns all its texts, as llama.cpp and vLLM do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,12 +94,14 @@ class Llama3Scaling:
 @dataclass(frozen=True)
 class LongRopeScaling:
     """Divides each frequency by its own factor: `short_factor` for texts up to the original length, in
-    tokens, `long_factor` for longer ones."""
+    tokens, `long_factor` for longer ones. is_long: whether texts of a session may be longer, and all are
+    turned as long ones are."""
 
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
     original_max_position_embeddings: int
     attention_factor: float
+    is_long: bool = False
     name = "longrope"
 
     @property
@@ -107,10 +110,58 @@ class LongRopeScaling:
 
     @property
     def positions(self) -> int | None:
-        return None if self.short_factor == self.long_factor else self.original_max_position_embeddings
+        holds_anywhere = self.is_long or self.short_factor == self.long_factor
+        return None if holds_anywhere else self.original_max_position_embeddings
+
+    def for_length(self, positions: int) -> LongRopeScaling:
+        """The rule for texts of up to so many tokens."""
+        return replace(self, is_long=positions > self.original_max_position_embeddings)
 
     def frequencies(self, powers: Frequencies) -> Frequencies:
-        return ONE / (np.array(self.short_factor, np.float32) * powers)
+        factors = self.long_factor if self.is_long else self.short_factor
+        return ONE / (np.array(factors, np.float32) * powers)
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """Fast frequencies are kept, slow ones divided by `factor`, those between blended (arXiv 2309.00071).
+
+    A frequency is fast that turns `beta_fast` times within the original length, in tokens, and slow that
+    turns `beta_slow` times. truncate: whether the ends of the blend are whole pairs. rope_theta: RoPE's base.
+    attention_factor: of cosines and sines.
+    """
+
+    factor: float
+    original_max_position_embeddings: int
+    rope_theta: float
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    name = "yarn"
+    positions = None
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+    def frequencies(self, powers: Frequencies) -> Frequencies:
+        pairs = len(powers)
+        first, last = (self._pair(turns, 2 * pairs) for turns in (self.beta_fast, self.beta_slow))
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        last += 0.001 if first == last else 0
+        ramp = (np.arange(pairs, dtype=np.float32) - np.float32(first)) / np.float32(last - first)
+        share_kept = ONE - np.clip(ramp, 0, 1)
+        stretched = ONE / (np.float32(self.factor) * powers)
+        blended: Frequencies = stretched * (ONE - share_kept) + ONE / powers * share_kept
+        return blended
+
+    def _pair(self, turns: float, width: int) -> float:
+        """The pair, in fractions, that turns so many times within the original length."""
+        length = self.original_max_position_embeddings / (turns * 2 * math.pi)
+        return width * math.log(length) / (2 * math.log(self.rope_theta))
 
 
 def inverse_frequencies(head_dim: int, theta: float, rule: RopeScaling | None) -> Frequencies:
@@ -126,13 +177,13 @@ def read_rule(rope: ConfigReader, head_dim: int, positions: int) -> RopeScaling 
     Raises ConfigError for a rule, and for an entry beside it, that would not be followed.
     """
     kind = str(rope.get("rope_type"))
-    if kind in REFUSED and rope.get("factor") == 1:
-        kind = "default"  # their frequencies are plain then
+    kind = "longrope" if kind == "su" else kind  # as the first Phi-3 called it
+    if kind in PLAIN_WITHOUT_FACTOR and rope.get("factor") == 1:
+        kind = "default"
     if kind not in RULES:
         *first, last = map(repr, RULES)
-        why = f": {REFUSED[kind]}" if kind in REFUSED else ""
         raise ConfigError(
-            f"{rope.path}: RoPE rule {short(rope.get('rope_type'))} is not supported{why}; "
+            f"{rope.path}: RoPE rule {short(rope.get('rope_type'))} is not supported; "
             f"{', '.join(first)} and {last} are"
         )
     known, read = RULES[kind]
@@ -183,6 +234,34 @@ def _longrope(rope: ConfigReader, head_dim: int, positions: int) -> LongRopeScal
     )
 
 
+def _yarn(rope: ConfigReader, head_dim: int, positions: int) -> YarnScaling:  # noqa: ARG001
+    original = rope.positive_int(ORIGINAL, default=positions, most=MAX_ORIGINAL_LENGTH)
+    factor, theta = rope.number("factor", default=positions / original), rope.number("rope_theta", 10000.0)
+    fast, slow = rope.number("beta_fast", default=32.0), rope.number("beta_slow", default=1.0)
+    if theta <= 1 or fast <= slow:
+        raise ConfigError(
+            f"{rope.path}: rope_theta {theta:g} must be above 1, and beta_fast {fast:g} above beta_slow "
+            f"{slow:g}; other frequencies cannot be blended: fetch it again"
+        )
+
+    def magnitude(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    by_scales = magnitude()
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        by_scales = magnitude(rope.number("mscale")) / magnitude(rope.number("mscale_all_dim"))
+    attention_factor = rope.number("attention_factor", default=by_scales)
+    return YarnScaling(
+        factor, original, theta, attention_factor, fast, slow, rope.flag("truncate", default=True)
+    )
+
+
+def _dynamic(rope: ConfigReader, head_dim: int, positions: int) -> None:  # noqa: ARG001
+    """Plain RoPE up to the model's positions, where the context ends; beyond them frequencies would change
+    with the length of the text, and keys in a cache, turned earlier, would no longer fit."""
+    rope.number("factor")
+
+
 def _factors(rope: ConfigReader, name: str, pairs: int) -> tuple[float, ...]:
     given = rope.items(name)
     if len(given) != pairs:
@@ -195,7 +274,8 @@ def _factors(rope: ConfigReader, name: str, pairs: int) -> tuple[float, ...]:
 
 def rule_entries(rule: RopeScaling) -> dict[str, Any]:
     """The entries of config.json that `read_rule` makes this rule of."""
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(rule).items()}
+    of_rule = {name: value for name, value in vars(rule).items() if name != "is_long"}
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in of_rule.items()}
     return {"rope_type": rule.name, **given}
 
 
@@ -207,17 +287,20 @@ RULES: dict[str, tuple[tuple[str, ...], Reader]] = {
     "default": ((ORIGINAL,), _plain),
     "linear": (("factor", ORIGINAL), _linear),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", ORIGINAL), _llama3),
+    "yarn": (
+        (
+            *("factor", "attention_factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
+            *("finetuned", ORIGINAL),
+        ),
+        _yarn,
+    ),
+    "dynamic": (("factor", ORIGINAL), _dynamic),
     "longrope": (("short_factor", "long_factor", "factor", "attention_factor", ORIGINAL), _longrope),
 }
 """Every rule: the entries that it knows, and what reads them."""
 
-REFUSED = {
-    "dynamic": "its frequencies change with the length of the text, so that keys in the cache, turned "
-    "earlier, would no longer fit",
-    "yarn": "its blend of frequencies and its scaled scores are not built; without this entry the model is "
-    "the one that was trained, up to its original length",
-}
-"""Rules by name that are not followed, and why; with a factor of 1 they are plain RoPE."""
+PLAIN_WITHOUT_FACTOR = ("dynamic", "yarn")
+"""Rules that are plain RoPE with a factor of 1."""
 
 TYPE_ENTRIES = ("rope_theta", "rope_type", "type")
 NEUTRAL: dict[str, Any] = {"partial_rotary_factor": 1.0, "attention_factor": 1.0, "factor": 1.0}

@@ -33,6 +33,7 @@ from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.logits import dequantise_logits
 from aerie.engine.model import lm_head_statics
+from aerie.engine.model_family import Multipliers
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.rope_tables import rope_table
 from aerie.engine.weights import EMBED, FINAL_NORM, LM_HEAD, Weights, in_layer
@@ -97,7 +98,12 @@ def _check_start(sizes: StaticSizes, start: int) -> None:
 
 
 def static_sizes(config: ModelConfig, layers: int, batch: int, block: int, max_len: int) -> StaticSizes:
-    """The sizes of a model's static form."""
+    """The sizes of a model's static form. Raises UserError for a model that has none."""
+    if config.layers_without_rope or config.multipliers != Multipliers():
+        raise UserError(
+            f"a {config.architecture} has layers without RoPE, or factors of its own, and the static "
+            "form has neither: it cannot be exported; `aerie mlir` writes its other programs"
+        )
     heads, head_dim = config.num_key_value_heads, config.head_dim
     return StaticSizes(layers, batch, block, max_len, heads, head_dim)
 

@@ -193,17 +193,18 @@ def read_in_chunks(
 
 
 class Rows:
-    """A table in a file, of which single rows are read: `rows[3]`, `rows[[3, 1, 3]]`."""
+    """A table in a file, of which single rows are read: `rows[3]`, `rows[[3, 1, 3]]`. factor: what each
+    element is multiplied with, and rounded again."""
 
-    def __init__(self, table: Tensor) -> None:
-        self.table, self._file = table, table.opened()
+    def __init__(self, table: Tensor, factor: float = 1.0) -> None:
+        self.table, self._file, self._factor = table, table.opened(), np.float32(factor)
 
     def __getitem__(self, ids: int | Sequence[int]) -> BF16Array:
         """One row, (width,), or as many as there are ids, (ids, width). Raises WeightsError."""
         if isinstance(ids, int | np.integer):
             out = np.empty(self.table.shape[1], bf16)
             self._file.row(out, int(ids))
-            return out
+            return out if self._factor == 1 else (widen(out) * self._factor).astype(bf16)
         once = {token: self[token] for token in set(ids)}  # a prompt is mostly padding
         return np.stack([once[token] for token in ids])
 

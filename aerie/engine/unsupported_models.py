@@ -47,17 +47,13 @@ class RequiredEntry:
         return f"only {name} {self.values[0]!r} is supported"
 
 
+FACTOR = "no launch multiplies by a factor of the model"
 REQUIRED_ENTRIES = (
     RequiredEntry(("mlp_bias", "use_bias", "bias"), (False,), "no launch adds a bias there"),
     RequiredEntry(
         ("hidden_act", "hidden_activation", "activation_function"),
         ("silu", "swish"),
         "the FFN's launch computes SwiGLU",
-    ),
-    RequiredEntry(
-        ("partial_rotary_factor", "rotary_pct", "rope_pct"),
-        (1.0,),
-        "only whole heads are turned, and this is a part of each",
     ),
     RequiredEntry(
         ("rope_interleaved", "rope_interleave", "rotary_interleaved"),
@@ -69,13 +65,14 @@ REQUIRED_ENTRIES = (
     ),
     RequiredEntry(
         (
-            *("embedding_multiplier", "residual_multiplier", "lm_head_multiplier"),
-            *("logits_scaling", "logit_scale", "scale_emb"),
+            "lm_head_multiplier",
+            "logit_scale",
+            "scale_emb",
         ),
         (1.0,),
-        "no launch multiplies by a factor of the model",
+        FACTOR,
     ),
-    RequiredEntry(("scale_depth", "dim_model_base"), (), "no launch multiplies by a factor of the model"),
+    RequiredEntry(("scale_depth", "dim_model_base"), (), FACTOR),
     RequiredEntry(
         ("num_local_experts", "num_experts", "n_routed_experts"),
         (0,),
@@ -84,7 +81,6 @@ REQUIRED_ENTRIES = (
     RequiredEntry(
         ("kv_lora_rank", "q_lora_rank"), (0,), "latent attention keeps no keys and values of heads"
     ),
-    RequiredEntry(("no_rope_layer_interval",), (0,), "every layer turns its heads"),
     RequiredEntry(("alibi", "use_alibi"), (False,), "positions are told by RoPE alone"),
     RequiredEntry(
         ("parallel_attn", "use_parallel_residual"),
@@ -109,6 +105,11 @@ OTHER_ARCHITECTURES = (
     ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
     ("bert electra xlm", "it makes vectors of texts, and no answers"),
     (
+        "granitemoehybrid",
+        "most of its sizes have layers of Mamba-2, which keep a state: a kernel for these, and a family with "
+        "the tensors of its shared FFN, are what it takes",
+    ),
+    (
         "moe mixtral dbrx deepseek gptoss llama4 minimax",
         "it is a mixture of experts, in which each token takes weights of its own",
     ),
@@ -118,12 +119,21 @@ OTHER_ARCHITECTURES = (
         "it has layers that keep a state instead of keys and values",
     ),
     ("gemma", "its norms multiply by 1 + weight, and its layers have more of them and another activation"),
-    ("phi", "some of its sizes turn a part of each head alone, others add attention and FFN side by side"),
+    (
+        "phi3small",
+        "its attention skips blocks of positions and its FFN has GEGLU: kernels for both are what it takes; "
+        "Phi-3-mini and medium run",
+    ),
+    ("phi", "it adds attention and FFN side by side, after a LayerNorm"),
+    (
+        "olmo2 olmo3",
+        "its norms stand after attention and FFN, and those of queries and keys span all heads: programs "
+        "with these norms, rounded once, and a RoPE table in float32 are what it takes",
+    ),
     ("olmo exaone4", "its norms stand after attention and FFN, or have no weights"),
     ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),
     ("glm", "it turns neighbouring elements of a part of each head"),
-    ("granite minicpm", "it multiplies embeddings, residuals and logits by factors"),
-    ("smollm3", "it has layers without RoPE"),
+    ("minicpm", "it multiplies embeddings, residuals and logits by factors"),
     ("ministral", "windows alternate with whole attention from layer to layer"),
     (
         "gpt opt bloom mpt falcon starcoder stablelm persimmon nemotron",
@@ -141,12 +151,12 @@ def check_supported(config: ConfigReader) -> ModelFamily:
     family = _family(config)
     for fact in (*_facts_of(family), *REQUIRED_ENTRIES):
         fact.check(config)
-    _check_layers(config)
+    _check_layers(config, family)
     read_settings(config)
     return family
 
 
-def check_sizes(config: ConfigReader, head_dim: int, positions: int) -> None:
+def check_sizes(config: ConfigReader, family: ModelFamily, head_dim: int, positions: int) -> None:
     """As check_supported, for what changes nothing at the model's own sizes: how much of a head RoPE turns,
     what scores are multiplied with, and attention in chunks as long as the context."""
     chunk = config.positive_int("attention_chunk_size", default=0, least=0)
@@ -155,7 +165,8 @@ def check_sizes(config: ConfigReader, head_dim: int, positions: int) -> None:
     RequiredEntry(("rotary_dim",), (head_dim,), "only whole heads are turned").check(config)
     scores = "scores are divided by the root of head_dim"
     RequiredEntry(("query_pre_attn_scalar",), (head_dim,), scores).check(config)
-    RequiredEntry(("attention_multiplier",), (head_dim**-0.5,), scores).check(config)
+    if not family.has_multipliers:
+        RequiredEntry(("attention_multiplier",), (head_dim**-0.5,), scores).check(config)
 
 
 def _facts_of(family: ModelFamily) -> Iterable[RequiredEntry]:
@@ -164,6 +175,15 @@ def _facts_of(family: ModelFamily) -> Iterable[RequiredEntry]:
         "queries, keys and values" if family.qkv_bias else "none of its projections, and no launch adds one"
     )
     yield RequiredEntry(("attention_bias", "qkv_bias", "use_qkv_bias"), (family.qkv_bias,), bias)
+    if not family.no_rope_interval:
+        every = f"every layer of a {family.architecture} has RoPE"
+        yield RequiredEntry(("no_rope_layer_interval",), (0,), every)
+    if not family.has_partial_rotary:
+        part = f"a {family.architecture} turns whole heads, and this is a part of each"
+        yield RequiredEntry(("partial_rotary_factor", "rotary_pct", "rope_pct"), (1.0,), part)
+    if not family.has_multipliers:
+        factors = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+        yield RequiredEntry(factors, (1.0,), FACTOR)
     norm = f"{family.architecture} has {'norms' if family.qk_norm else 'no norms'} of queries and keys"
     yield RequiredEntry(
         ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"), (family.qk_norm,), norm
@@ -215,8 +235,9 @@ def _same(actual: Any, value: Any) -> bool:
     return isinstance(actual, bool) == isinstance(value, bool) and bool(actual == value)
 
 
-def _check_layers(config: ConfigReader) -> None:
-    """Every layer turns its heads, and attends to all positions of the context."""
+def _check_layers(config: ConfigReader, family: ModelFamily) -> None:
+    """Every layer attends to all positions of the context, and turns its heads, where the family has no
+    layers without RoPE."""
     other = [kind for kind in config.items("layer_types") if kind not in WINDOW_ENTRIES]
     if other:
         raise ConfigError(
@@ -224,8 +245,8 @@ def _check_layers(config: ConfigReader) -> None:
             f"{' and '.join(map(repr, WINDOW_ENTRIES))} are supported"
         )
     turned = config.items("no_rope_layers")  # 1 for a layer with RoPE, as SmolLM3 and Llama 4 have it
-    if not all(turned):
+    if not all(turned) and not family.no_rope_interval:
         raise ConfigError(
-            f"{config.path}: no_rope_layers is {short(turned)}; only models with RoPE in every layer are "
-            "supported"
+            f"{config.path}: no_rope_layers is {short(turned)}; every layer of a "
+            f"{family.architecture} has RoPE"
         )

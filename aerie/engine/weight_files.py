@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -27,9 +28,12 @@ from aerie.engine.gguf.model_files import GGUFModel, find_gguf
 from aerie.engine.gguf.named_tensors import name_in_file, named_tensors
 from aerie.engine.gguf.tokenizer import missing_pre_tokenizer
 from aerie.engine.quantised_files.assembly import assembled
+from aerie.engine.quantised_files.raw import RAW_DTYPES
 from aerie.engine.quantised_files.settings import read_settings
 from aerie.engine.tensors import Tensor
 
+METADATA = "__metadata__"
+"""What is no tensor in a header of safetensors."""
 LARGEST_INDEX = 64 << 20
 LARGEST_HEADER = 16 << 20
 """Bytes of what a file of safetensors says of its tensors; a model of 1000 layers has less than 2 million."""
@@ -191,13 +195,34 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise _missing(path) from None
     except (SafetensorError, OSError) as error:
-        raise WeightsError(_damaged(path, str(error))) from None
+        raise WeightsError(_damaged(path, _fault(path) or str(error))) from None
     except (ValueError, TypeError, LookupError, RecursionError, AttributeError):
         raise WeightsError(_damaged(path, "it changed while it was read")) from None
 
 
 def _damaged(path: Path, reason: str) -> str:
     return f"{path} is truncated or damaged ({reason}); fetch it again"
+
+
+def _fault(path: Path) -> str:
+    """What is wrong with a tensor of a file that the library refuses; "" where that is not seen."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+            size = os.fstat(file.fileno()).st_size - 8 - length
+        entries = sorted((entry["data_offsets"], name) for name, entry in header.items() if name != METADATA)
+        for (first, end), name in entries:
+            dtype, shape = header[name]["dtype"], header[name]["shape"]
+            wanted = math.prod(shape) * RAW_DTYPES[dtype].itemsize
+            if wanted != end - first:
+                sizes = "x".join(map(str, shape))
+                return f"tensor {name}, {dtype} of shape {sizes}, takes {wanted} bytes, and has {end - first}"
+            if end > size:
+                return f"tensor {name} ends at byte {end} of the data, and the data at byte {size}"
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, AttributeError, MemoryError):
+        pass
+    return ""
 
 
 def _missing(path: Path) -> WeightsError:
@@ -209,7 +234,7 @@ def _missing(path: Path) -> WeightsError:
 def _tensors(path: Path, header: dict[str, Any], start: int) -> Iterator[Tensor]:
     """The tensors by the header of a file, whose data begin at byte `start`."""
     for name, entry in header.items():
-        if name != "__metadata__":
+        if name != METADATA:
             shape = tuple(entry["shape"])
             first = start + entry["data_offsets"][0]
             yield Tensor(path, name, entry["dtype"], shape, first, math.prod(shape[1:]))

@@ -82,6 +82,19 @@ def expected_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
+def stored_shapes(config: ModelConfig) -> Shapes:
+    """The same as a checkpoint of transformers' has them, where a family's tensors are fused."""
+    expected = expected_shapes(config)
+    if not config.family.is_fused:
+        return expected
+    tensors, fused = config.family.tensors, {}
+    for layer in range(config.num_hidden_layers):
+        for fields, names in FUSED.items():
+            if all(field in tensors for field in fields):
+                fused[in_layer(layer, names[0])] = [in_layer(layer, tensors[field]) for field in fields]
+    return _as_stored(expected, fused)
+
+
 class Weights:
     """A checkpoint's tensors, read when they are asked for. `rounding` tells what was lost so far where they
     are not in bf16, `notes` which files count where that might be doubted."""
@@ -131,8 +144,8 @@ class Weights:
 
     @property
     def embed_table(self) -> Rows:
-        """Token embeddings, (vocab_size, hidden_size)."""
-        return Rows(self._tensors[EMBED])
+        """Token embeddings, (vocab_size, hidden_size), as they go into the first layer."""
+        return Rows(self._tensors[EMBED], self._config.multipliers.embedding)
 
     @property
     def final_norm(self) -> Tensor:

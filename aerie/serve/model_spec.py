@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.commands import draft_model_options, find_draft_model, load_draft_model
-from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.config import ModelConfig, load_config
+from aerie.engine.checkpoint import Checkpoint, load_config_with_kinds, open_checkpoint
+from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError
 from aerie.engine.memory_estimate import estimate_all_variants
 from aerie.engine.page_pool import PAGE_SIZE, pages_for
@@ -72,7 +72,8 @@ class ModelSpec(NamedTuple):
     def open(self) -> OpenedModel:
         """Open the model. Raises AerieError."""
         folder = find_checkpoint(self.model)
-        options = self._with_pool(self.options.limited(load_config(folder)))
+        config = load_config_with_kinds(folder, self.options.weights)
+        options = self._with_pool(self.options.limited(config))
         extras = self.draft, self.template_arguments, self.load_all_programs
         return open_model(self.model, options, self.report, *extras)
 
@@ -80,7 +81,7 @@ class ModelSpec(NamedTuple):
         """Estimated bytes of memory beyond what is allocated now, with all variants loaded and the draft
         model. Raises AerieError."""
         folder = find_checkpoint(self.model)
-        config = self.options.limited(load_config(folder))
+        config = self.options.limited(load_config_with_kinds(folder, self.options.weights))
         return estimate_all_variants(config, self._with_pool(config)).additional + self._draft_model_bytes(
             config, folder
         )
@@ -97,9 +98,8 @@ class ModelSpec(NamedTuple):
         """Memory of the draft model, with a KV cache for each running request."""
         if self.draft is None or self.draft == PROMPT_LOOKUP or not uses_drafts(config, folder, self.draft):
             return 0
-        estimate = estimate_all_variants(
-            load_config(find_checkpoint(self.draft)), draft_model_options(self.options)
-        )
+        drafter = load_config_with_kinds(find_checkpoint(self.draft), self.options.weights)
+        estimate = estimate_all_variants(drafter, draft_model_options(self.options))
         return estimate.additional + (MAX_RUNNING_REQUESTS - 1) * estimate.kv_cache
 
 

@@ -6,6 +6,8 @@ from aerie.common.errors import ProgramError, ToolchainError
 from aerie.common.lazy import on_first_use
 from aerie.device.errors import KernelSourceError
 from aerie.virtual_npu.errors import (
+    ErrorReport,
+    ExpectationError,
     OptionError,
     UnsupportedOpError,
     VirtualNpuDeadlock,
@@ -33,6 +35,8 @@ __all__ = [
     "ArgumentType",
     "BuildOptions",
     "EntryPoint",
+    "ErrorReport",
+    "ExpectationError",
     "KernelSourceError",
     "Library",
     "OptionError",

@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print_error(_defect(error), "--json" in words)
         return DEFECT
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(*getattr(stopped, "__notes__", ["stopped"]), sep="\n", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -38,18 +38,36 @@ def read_npz(path: Path, entry: EntryPoint) -> list[Array]:
 
     Raises VnpuArgumentError naming what is missing, or both shapes or dtypes where they differ.
     """
+    return check_arrays(_read_archive(path), entry)
+
+
+def _read_archive(path: Path) -> dict[str, Array]:
     try:
         with path.open("rb") as file:
             if file.read(4) not in ZIP_STARTS or not zipfile.is_zipfile(file):
                 raise VnpuArgumentError(f"{path} is not a whole .npz file; write it with numpy.savez")
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: _member(path, archive, name) for name in archive.files}
+            return {name: _member(path, archive, name) for name in archive.files}
     except FileNotFoundError as error:
         raise VnpuArgumentError(f"{path} does not exist: give an .npz file with arg0, arg1, ...") from error
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "it is damaged"
         raise VnpuArgumentError(f"cannot read {path}: {reason}; write it again with numpy.savez") from error
-    return check_arrays(arrays, entry)
+
+
+def read_expected(path: Path, entry: EntryPoint) -> dict[int, Array]:
+    """By number, those arrays `arg0`, `arg1`, ... that a .npz file has, checked against an entry.
+
+    Raises VnpuArgumentError as `read_npz` does, and for a file that has none.
+    """
+    found = _read_archive(path)
+    names = {f"arg{number}": number for number in range(len(entry.arguments))}
+    if not found or not names.keys() >= found.keys():
+        raise VnpuArgumentError(
+            f"{path} has {', '.join(found) or 'no arrays'}: name what is expected after the run "
+            f"{_argument_list(list(names))}"
+        )
+    return {names[name]: _checked_array(name, array, entry, names[name]) for name, array in found.items()}
 
 
 def _member(path: Path, archive: Mapping[str, Any], name: str) -> Array:
@@ -94,6 +112,8 @@ def _checked_array(name: str, array: Array, entry: EntryPoint, index: int) -> Ar
     dtype = np.dtype(NUMPY_NAMES[expected.dtype])
     if expected.dtype == "bf16" and _is_bfloat16(array):
         array = array.view(dtype)
+    if dtype.kind == "i" and expected.dtype != "index" and array.dtype == np.dtype(f"u{dtype.name}"):
+        array = array.view(dtype)  # signless: the bits are what counts
     if array.dtype != dtype:
         held = f"{expected.dtype}, held as {dtype}" if expected.dtype != dtype.name else expected.dtype
         raise VnpuArgumentError(f"{name} of {entry.name} is {held}; the array is {array.dtype}")

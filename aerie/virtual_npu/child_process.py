@@ -53,9 +53,21 @@ def fork_and_watch() -> None:
         end_with_parent()
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: os.kill(child, number))
+        signal.signal(number, lambda number, _: _stop(child, number))
     _, status = os.waitpid(child, 0)
     sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else _report_signal(os.WTERMSIG(status)))
+
+
+SECONDS_TO_STOP = 3
+"""After Ctrl-C: how long the child may take to say where everything stands."""
+
+
+def _stop(child: int, number: int) -> None:
+    """Forward a signal. External C++ that does not return does not see SIGINT, so SIGTERM follows."""
+    os.kill(child, number)
+    if number == signal.SIGINT:
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGTERM))
+        signal.alarm(SECONDS_TO_STOP)
 
 
 def end_with_parent() -> None:

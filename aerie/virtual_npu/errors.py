@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from aerie.common.errors import ProgramError
@@ -35,6 +37,41 @@ class VnpuArgumentError(ProgramError):
     kind = "arguments"
 
 
+@dataclass(frozen=True)
+class ErrorReport:
+    """What a message says, in parts.
+
+    kind: one word of `ERROR_KINDS`, or that of another run error. entry: the function that ran. line: of the
+    MLIR text; 0 if the message names none. op: the operation there, with the name of its channel or function.
+    place: the tile or body that executed it, `herd @h (1, 0) of launch (3)`; empty outside of them. text: the
+    rest, in lines: what is wrong, what follows, and what to do.
+    """
+
+    kind: str
+    entry: str
+    line: int
+    op: str
+    place: str
+    text: str
+
+    @classmethod
+    def of(cls, kind: str, message: str) -> ErrorReport:
+        """The parts of a message of a run."""
+        found = _MESSAGE.match(message)
+        if found is None:
+            entry, _, text = message.partition(": ")
+            return cls(kind, entry, 0, "", "", text)
+        entry, line, op, place, text = found.groups(default="")
+        return cls(kind, entry, int(line), op, place, text)
+
+
+_MESSAGE = re.compile(
+    r"(?P<entry>\S+): line (?P<line>\d+): (?P<op>[^\n]*?)"
+    r"(?: in (?P<place>(?:herd|segment|launch)[^:\n]*))?: (?P<text>.*)",
+    re.DOTALL,
+)
+
+
 class VirtualNpuRuntimeError(ProgramError):
     """The program failed while it ran: an access outside its buffer, a division by zero, ..."""
 
@@ -42,6 +79,11 @@ class VirtualNpuRuntimeError(ProgramError):
     """What failed, in one word: one of `ERROR_KINDS`."""
     record: dict[str, Any] | None = None
     """The stats and trace that the run recorded before it failed."""
+
+    @property
+    def report(self) -> ErrorReport:
+        """The message in parts."""
+        return ErrorReport.of(self.kind, str(self))
 
 
 class VirtualNpuDeadlock(VirtualNpuRuntimeError):  # noqa: N818 - the name says it all
@@ -54,6 +96,16 @@ class ScheduleError(VirtualNpuRuntimeError):
     """The results depend on the order in which engines and tiles take turns."""
 
     kind = "schedule"
+
+
+class ExpectationError(VirtualNpuRuntimeError):
+    """An argument differs from what was expected after the run."""
+
+    kind = "expect"
+    difference: Any = None
+    """The first difference, an `aerie.virtual_npu.arrays.ArrayDifference`."""
+    writer: str = ""
+    """What wrote the element last: `line 30: air.channel.get @out in launch (3)`; empty if not known."""
 
 
 class GarbageError(VirtualNpuRuntimeError):

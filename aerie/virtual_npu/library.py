@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,10 +15,10 @@ from aerie.common.shown_names import display_name
 from aerie.virtual_npu.cancellation import RunStopped
 from aerie.virtual_npu.cpp_quoting import entry_symbol
 from aerie.virtual_npu.errors import STOPPED, VnpuArgumentError, run_error
-from aerie.virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu.options import AIE_TIME_LIMIT, IN_ORDER, RunOptions
 from aerie.virtual_npu.thread_team import use_team
 
-FORMAT = 11
+FORMAT = 12
 """Version of the metadata and of the entries' calling convention."""
 
 
@@ -61,6 +61,7 @@ class _RunOptions(ctypes.Structure):
         ("garbage", ctypes.c_uint64),
         ("interpreter", ctypes.POINTER(_Interpreter)),
         ("stall", ctypes.c_int64),
+        ("traced", ctypes.c_void_p),
     )
 
 
@@ -71,6 +72,7 @@ class _RunReport(ctypes.Structure):
         ("message", ctypes.c_void_p),
         ("notes", ctypes.c_void_p),
         ("record", ctypes.c_void_p),
+        ("writer", ctypes.c_void_p),
         ("nanoseconds", ctypes.c_int64),
         ("raised", ctypes.c_void_p * 3),
     )
@@ -80,11 +82,13 @@ class _RunReport(ctypes.Structure):
 class RunResult:
     """The result of a run beside its outputs.
 
-    notes: findings that did not end the run. record: the requested stats and trace, else None.
+    notes: findings that did not end the run. record: the requested stats and trace, else None. writer: the
+    operation that wrote the traced element last; empty where none was recorded.
     """
 
     notes: tuple[str, ...] = ()
     record: dict[str, Any] | None = None
+    writer: str = ""
 
 
 EMPTY_RESULT = RunResult()
@@ -150,6 +154,8 @@ class Library:
             raise VnpuArgumentError(
                 f"{entry} takes {len(entry_point.arguments)} arguments, {len(pointers)} given"
             )
+        if options.time_limit is None:
+            options = replace(options, time_limit=AIE_TIME_LIMIT if self.is_aie_level else 0.0)
         return EntryCall(self._library, entry, pointers, options)
 
 
@@ -165,9 +171,10 @@ class EntryCall:
         wanted = STATS * options.stats + TRACE * options.trace
         as_notes = options.races == "note"
         events, python = knobs.max_race_events(), ctypes.pointer(_INTERPRETER)
-        threads, seed, garbage = knobs.thread_count(), options.seed, options.garbage
-        stall = int(options.time_limit * 1e9)
-        asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python, stall)
+        threads = 1 if as_notes else options.threads or knobs.thread_count()
+        seed, garbage = options.seed, options.garbage
+        stall = int((options.time_limit or 0) * 1e9)
+        asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python, stall, options.traced)
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
         self._passed = tuple(map(ctypes.byref, self._objects))
 
@@ -198,16 +205,17 @@ class EntryCall:
         """The result of a call that returned `status`, after it was made; raises as making it does."""
         report = self._report
         Library.seconds += report.nanoseconds * 1e-9
-        if status == 0 and not (report.notes or report.record):
+        if status == 0 and not (report.notes or report.record or report.writer):
             return EMPTY_RESULT
-        message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
-        report.message = report.notes = report.record = None
+        texts = (report.message, report.notes, report.record, report.writer)
+        message, notes, record, writer = (self._taken(text) for text in texts)
+        report.message = report.notes = report.record = report.writer = None
         record_fields = json.loads(record) if record else None
         if status == STOPPED:
-            _raise_stopped(report)
+            _raise_stopped(report, message)
         if status != 0:
             raise run_error(status, f"{display_name(self._entry)}: {message}", record_fields)
-        return RunResult(tuple(notes.splitlines()), record_fields)
+        return RunResult(tuple(notes.splitlines()), record_fields, writer)
 
     def _taken(self, address: int | None) -> str:
         """The text at an address, which the program gives away."""
@@ -218,12 +226,19 @@ class EntryCall:
         return text
 
 
-def _raise_stopped(report: _RunReport) -> None:
-    """Raise what the handler of a signal has raised during a run, or RunStopped where a StopFlag ended it."""
+def _raise_stopped(report: _RunReport, message: str) -> None:
+    """Raise what the handler of a signal has raised during a run, or RunStopped where a StopFlag ended it.
+
+    message: where everything stood; it becomes a note of the exception.
+    """
     raised, report.raised = tuple(report.raised), (ctypes.c_void_p * 3)()
     if not raised[0]:
-        raise RunStopped("stopped")
-    ctypes.pythonapi.PyErr_Restore(*map(ctypes.c_void_p, raised))
+        raise RunStopped(message)
+    try:
+        ctypes.pythonapi.PyErr_Restore(*map(ctypes.c_void_p, raised))
+    except BaseException as error:
+        error.add_note(message)
+        raise
 
 
 def _entry(name: str, arguments: Sequence[dict[str, object]]) -> EntryPoint:

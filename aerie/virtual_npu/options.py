@@ -75,6 +75,11 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise OptionError(f"{name} '{value}' is not known; choose one of: {', '.join(choices)}")
 
 
+AIE_TIME_LIMIT = 5.0
+"""Seconds that a core may compute while nothing else goes on, where nothing else is said: cores of a device
+need not end."""
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """The options of one run. All but the defaults need a program built with checks.
@@ -84,7 +89,10 @@ class RunOptions:
     races: `error` (a data race ends the run) or `note` (it becomes a note, and the run goes on).
     garbage: 0, or a number that what memory holds at first is drawn with: L1, L2, variables of kernels.
     time_limit: seconds of computing after which a loop ends the run where no channel, DMA or launch has moved
-    and no end is in sight; 0: none does.
+    and no end is in sight; 0: none does. None: AIE_TIME_LIMIT for a module with aie.device, else 0.
+    traced: the address of an element of an argument, of which `RunResult.writer` says what wrote it; 0: none.
+    threads: how many run launch points side by side; 0: as many as VNPU_THREADS says. Races that are notes
+    are found on one.
     """
 
     seed: int = 0
@@ -92,11 +100,13 @@ class RunOptions:
     trace: bool = False
     races: str = "error"
     garbage: int = 0
-    time_limit: float = 0.0
+    time_limit: float | None = None
+    traced: int = 0
+    threads: int = 0
 
     def __post_init__(self) -> None:
         _one_of("races", self.races, RACES)
-        if not 0 <= self.time_limit <= MOST_SECONDS:
+        if self.time_limit is not None and not 0 <= self.time_limit <= MOST_SECONDS:
             raise OptionError(
                 f"a time limit of {self.time_limit:g} s makes no sense: give seconds up to {MOST_SECONDS}, "
                 "or 0 for none"

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aerie.common import knobs
 from aerie.common.errors import ProgramError
 from aerie.common.shown_names import display_name, symbol_name
 from aerie.virtual_npu import arrays, cache, child_process
-from aerie.virtual_npu.arrays import Array, first_difference
+from aerie.virtual_npu.arrays import Array, ArrayDifference, first_difference
 from aerie.virtual_npu.console import read_text
-from aerie.virtual_npu.errors import GarbageError, OptionError, ScheduleError, VirtualNpuRuntimeError
-from aerie.virtual_npu.library import EntryPoint, Library
+from aerie.virtual_npu.errors import (
+    ExpectationError,
+    GarbageError,
+    OptionError,
+    ScheduleError,
+    VirtualNpuRuntimeError,
+)
+from aerie.virtual_npu.library import EntryPoint, Library, RunResult
 from aerie.virtual_npu.options import BuildOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -110,21 +117,26 @@ class Program:
         trace: bool = False,
         races: str = "error",
         garbage: int = 0,
-        time_limit: float = 0.0,
+        time_limit: float | None = None,
+        expect: Mapping[int, Any] | None = None,
+        tolerance: float = 0.0,
     ) -> Result:
         """Run a public function on arrays, one per argument; the arrays given stay as they are.
 
-        bf16 is taken as ml_dtypes.bfloat16 or as its bits in uint16, and given back as it came.
+        bf16 is taken as ml_dtypes.bfloat16 or as its bits in uint16, signless integers as signed or unsigned
+        ones, and all are given back as they came.
         perturb: after the run in order, so many runs under schedules drawn with seed, seed + 1, ...
         stats, trace: what `Result.record` shall hold, of the run in order.
         races: `error`, or `note`: a data race becomes a line of `Result.notes`, and the run continues.
         garbage: then so many runs on memory that begins as garbage, drawn with seed, seed + 1, ...
         time_limit: seconds of computing after which an endless loop is an error if nothing else moves; 0:
-        no limit.
+        no limit; None: options.AIE_TIME_LIMIT for a module with aie.device, no limit for others.
+        expect: by number, what arguments shall be after the run in order. tolerance: how far floats may be
+        from it, in units of 1 + |expected|; 0: no bit may differ.
 
         Raises VnpuArgumentError for arrays that do not fit, VirtualNpuRuntimeError (see its `kind`) if the
         run fails, ScheduleError if schedules give different results, GarbageError if the results depend on
-        the initial memory.
+        the initial memory, ExpectationError for the first element that is not what was expected.
         """
         self._check_can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
         entry_point = self.entry(entry)
@@ -133,7 +145,9 @@ class Program:
         outputs = [array.copy() for array in start]
         options = RunOptions(races=races, time_limit=time_limit)
         first = dataclasses.replace(options, stats=stats, trace=trace)
-        result = arrays.run_entry(self.library, entry_point, outputs, first)
+        result = _run_reporting_alike(self.library, entry_point, outputs, first)
+        if expect is not None:
+            self._check_expected(entry_point, start, outputs, expect, tolerance)
         for number in range(seed, seed + perturb):
             self._compare(entry_point, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
         for number in range(seed, seed + garbage):
@@ -175,6 +189,41 @@ class Program:
                 "BuildOptions(checks=True), or none"
             )
 
+    def _check_expected(
+        self,
+        entry: EntryPoint,
+        start: Sequence[Array],
+        outputs: Sequence[Array],
+        expect: Mapping[int, Any],
+        tolerance: float,
+    ) -> None:
+        """Raise ExpectationError for the first difference. A second run, with checks, finds what wrote it."""
+        given = {f"arg{number}": np.asarray(array) for number, array in expect.items()}
+        rest = {f"arg{number}": array for number, array in enumerate(outputs)}
+        wanted = arrays.check_arrays({**rest, **given}, entry)
+        difference = first_difference(entry.arguments, wanted, outputs, tolerance)
+        if difference is None:
+            return
+        writer = self._writer(entry, start, difference)
+        written = f"; written by {writer}" if writer else "; no launch wrote it" if self._can_trace else ""
+        within = f", with a tolerance of {tolerance:g}" if tolerance else ""
+        error = ExpectationError(f"{entry.name}: {difference}{within}{written}")
+        error.difference, error.writer = difference, writer
+        raise error
+
+    @property
+    def _can_trace(self) -> bool:
+        return self.source.options.checks and not self.library.is_aie_level
+
+    def _writer(self, entry: EntryPoint, start: Sequence[Array], difference: ArrayDifference) -> str:
+        if not self._can_trace:
+            return ""
+        values = [array.copy() for array in start]
+        array = values[difference.argument]
+        flat = int(np.ravel_multi_index(difference.index, array.shape)) if array.shape else 0
+        options = RunOptions(traced=array.ctypes.data + flat * array.itemsize)
+        return arrays.run_entry(self.library, entry, values, options).writer
+
     def _compare(
         self,
         entry: EntryPoint,
@@ -196,6 +245,23 @@ class Program:
         if difference:
             message = f"{other.message.format(difference, seed)}; {again}"
             raise other.error(f"{entry.name}: the result depends on {message}")
+
+
+def _run_reporting_alike(
+    library: Library, entry: EntryPoint, values: Sequence[Array], options: RunOptions
+) -> RunResult:
+    """Run on arrays, in place. Whatever the number of threads, a race has the report of a run on one thread.
+
+    Of two launch points that race, the one that comes second reports it, and on several threads either may.
+    """
+    start = [array.copy() for array in values] if knobs.thread_count() > 1 else []
+    try:
+        return arrays.run_entry(library, entry, values, options)
+    except VirtualNpuRuntimeError as error:
+        if error.kind != "race" or not start:
+            raise
+        arrays.run_entry(library, entry, start, dataclasses.replace(options, threads=1))
+        raise
 
 
 @dataclasses.dataclass(frozen=True)

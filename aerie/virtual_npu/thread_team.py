@@ -8,7 +8,10 @@ from __future__ import annotations
 import ctypes
 import threading
 
+from aerie.common.cpu_count import cpu_count
+
 _FIRST: list[ctypes.CDLL] = []
+_LIMIT: list[int] = []
 _HERE = threading.local()
 
 
@@ -22,10 +25,26 @@ def use_team(library: ctypes.CDLL) -> int:
     library.vnpu_watch.argtypes, library.vnpu_watch.restype = [ctypes.c_void_p], None
     if not _FIRST:
         _FIRST.append(library)
+        _size_team()
         watch(getattr(_HERE, "flag", None))
     team: int = _FIRST[0].vnpu_own_team()
     library.vnpu_use_team(team)
     return team
+
+
+def limit_threads(max_threads: int | None) -> None:
+    """Let a loop be shared by at most so many threads, whatever VNPU_THREADS says.
+
+    None, as it is at first: the number of CPUs that the process may use, for more threads take the CPU from
+    each other.
+    """
+    _LIMIT[:] = [] if max_threads is None else [max_threads]
+    _size_team()
+
+
+def _size_team() -> None:
+    for library in _FIRST:
+        library.vnpu_size_team(cpu_count(), *(_LIMIT or [cpu_count()]))
 
 
 def watch(flag: int | None) -> None:

@@ -79,6 +79,7 @@ class CachedAttentionShape:
     n_kv_heads: int
     heads: int
     tiles: AttentionTiles
+    scale: float | None = None
 
     @property
     def positions(self) -> int:
@@ -119,6 +120,7 @@ def build(
     heads: int | None = None,
     positions: int | None = None,
     num_stages: int = STAGES,
+    scale: float | None = None,
     *,
     device: DeviceModel = NPU2,
 ) -> KernelModule:
@@ -127,7 +129,8 @@ def build(
     heads: query heads of one KV head in a query tile; divides n_heads / n_kv_heads. positions: rows of n in a
     query tile; divides n, and heads * positions is a multiple of 8. num_stages: rows of cores that share the
     keys. m is a multiple of the K/V tile (64 rows, 32 where head_dim is above 64), and of one for each stage
-    where there are more; 255 of these at most. Raises IllegalShapeError.
+    where there are more; 255 of these at most. scale: what scores are multiplied with; None means
+    1 / sqrt(head_dim). Raises IllegalShapeError.
     """
     check_heads(KERNEL.name, n_heads, n_kv_heads, head_dim)
     check_stages(KERNEL.name, num_stages, device)
@@ -144,7 +147,7 @@ def build(
             f"cached_attention: n={n} makes {blocks} blocks of {positions * num_q_tiles} rows, a launch has "
             f"at most {device.repeat_limit} trips; use an n of at most {max_positions}"
         )
-    shape = CachedAttentionShape(n, m, n_heads, n_kv_heads, heads, tiles)
+    shape = CachedAttentionShape(n, m, n_heads, n_kv_heads, heads, tiles, scale)
     if shape.tiles_per_stage > device.repeat_limit:
         raise IllegalShapeError(
             f"cached_attention: m={m} makes {shape.tiles_per_stage} tiles of {lkp} keys for each of "
@@ -230,7 +233,7 @@ def _functions(k: Kernel, s: CachedAttentionShape) -> dict[str, ExternalFunction
         "seen_scores": [q, kv, s.mask, i32, work],
         "seen_values": [work, s.mask, i32, p, kv, stats, acc],
     }
-    return declare_functions(k, s.tiles, steps, s.heads)
+    return declare_functions(k, s.tiles, steps, s.heads, scale=s.scale)
 
 
 def _stages(m: int, lkp: int, max_stages: int) -> int:
@@ -311,12 +314,13 @@ def unpack_mask(mask: Array) -> Array:
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Attention in f32 with a plain softmax over the visible keys, rounded once to bf16."""
     heads, kv_heads, dim = (parameters[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
-    seen = unpack_mask(arrays["mask"])
+    seen, scale = unpack_mask(arrays["mask"]), parameters.get("scale")
+    scale = dim**-0.5 if scale is None else scale
     q, k, v = (arrays[name].astype(np.float32) for name in ("q", "k", "v"))
     out = np.zeros((len(q), heads, dim), np.float32)
     for head, row in itertools.product(range(heads), np.flatnonzero(seen.any(axis=1))):
         keys, values = (x[head // (heads // kv_heads), seen[row]] for x in (k, v))
-        scores = keys @ q[row, head * dim : (head + 1) * dim] / np.float32(np.sqrt(dim))
+        scores = keys @ q[row, head * dim : (head + 1) * dim] * np.float32(scale)
         weights = np.exp(scores - scores.max())
         out[row, head] = weights @ values / weights.sum()
     return {"out": out.reshape(len(q), heads * dim).astype(bf16.numpy)}
@@ -360,6 +364,7 @@ KERNEL = KernelSpec(
         {"n": 8, "m": 128, "n_heads": 3, "n_kv_heads": 1, "head_dim": 128},
         {"n": 16, "m": 256, "n_heads": 7, "n_kv_heads": 1, "head_dim": 64},
         {"n": 2, "m": 64, "n_heads": 8, "n_kv_heads": 2, "head_dim": 64},
+        {"n": 8, "m": 64, "n_heads": 4, "n_kv_heads": 1, "head_dim": 64, "scale": 0.3},
     ),
     tolerance=flash_attention.KERNEL.tolerance,
     random_case=random_case,

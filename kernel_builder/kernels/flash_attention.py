@@ -64,6 +64,7 @@ class FlashAttentionShape:
     n_kv_heads: int
     causal: bool
     tiles: AttentionTiles
+    scale: float | None = None
 
     @property
     def lqp(self) -> int:
@@ -91,6 +92,7 @@ def build(
     num_q_tiles: int | None = None,
     num_stages: int = STAGES,
     causal: bool = True,
+    scale: float | None = None,
     *,
     device: DeviceModel = NPU2,
 ) -> KernelModule:
@@ -99,7 +101,8 @@ def build(
     lqp: query rows of a launch, num_q_tiles equal tiles of a multiple of 8 rows; divides lq. lkp: rows of a
     K/V tile, a multiple of 8 that divides lk. num_q_tiles x num_stages cores, at most 8 x 4. causal: row i
     sees keys 0 to i; else all keys. Where there are fewer K/V tiles than num_stages, there are as many stages
-    as tiles. Defaults suit lq and lk that are multiples of 64. Raises IllegalShapeError.
+    as tiles. scale: what scores are multiplied with; None means 1 / sqrt(head_dim). Defaults suit lq and lk
+    that are multiples of 64. Raises IllegalShapeError.
     """
     check_heads("flash_attention", n_heads, n_kv_heads, head_dim)
     check_stages("flash_attention", num_stages, device)
@@ -108,7 +111,7 @@ def build(
     stages = min(num_stages, lk // lkp)
     check_streams("flash_attention", num_q_tiles, stages, device)
     tiles = AttentionTiles(lqp // num_q_tiles, lkp, head_dim, lk // lkp, num_q_tiles, stages)
-    shape = FlashAttentionShape(lq, lk, n_heads, n_kv_heads, causal, tiles)
+    shape = FlashAttentionShape(lq, lk, n_heads, n_kv_heads, causal, tiles, scale)
     if shape.blocks > device.repeat_limit:
         raise IllegalShapeError(
             f"flash_attention: lq={lq} makes {shape.blocks} blocks of lqp={lqp} rows, a launch has at most "
@@ -185,7 +188,7 @@ def _functions(k: Kernel, s: FlashAttentionShape) -> dict[str, ExternalFunction]
     q, kv, p, work, acc, stats = (s.tiles.held[f"l1_{name}"][0] for name in names)
     masks: dict[str, list[ArgumentType]] = {"causal_mask": [work, i32, i32]} if s.causal else {}
     rest: dict[str, list[ArgumentType]] = {"softmax": [work, p, stats, acc], "values": [p, kv, acc]}
-    return declare_functions(k, s.tiles, {"scores": [q, kv, work], **masks, **rest})
+    return declare_functions(k, s.tiles, {"scores": [q, kv, work], **masks, **rest}, scale=s.scale)
 
 
 def _kv_tile(lk: int, head_dim: int, lkp: int | None) -> int:
@@ -267,6 +270,8 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
     heads, kv_heads, dim = (parameters[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
     q, k, v = (arrays[name].astype(np.float32) for name in ("q", "k", "v"))
     lq, lk = len(q), len(k)
+    scale = parameters.get("scale")
+    scale = dim**-0.5 if scale is None else scale
     hidden = np.arange(lk)[None, :] > np.arange(lq)[:, None]
     if not parameters.get("causal", True):
         hidden[:] = False
@@ -274,7 +279,7 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
     for head in range(heads):
         kv = head // (heads // kv_heads)
         keys, values = (x.reshape(lk, kv_heads, dim)[:, kv] for x in (k, v))
-        scores = q.reshape(lq, heads, dim)[:, head] @ keys.T / np.float32(np.sqrt(dim))
+        scores = q.reshape(lq, heads, dim)[:, head] @ keys.T * np.float32(scale)
         scores[hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         out[:, head] = weights @ values / weights.sum(axis=1, keepdims=True)
@@ -308,6 +313,7 @@ KERNEL = KernelSpec(
         {"lq": 128, "lk": 128, "n_heads": 2, "n_kv_heads": 2, "head_dim": 64, "causal": False},
         {"lq": 128, "lk": 128, "n_heads": 3, "n_kv_heads": 1, "head_dim": 32, "num_stages": 2},
         {"lq": 128, "lk": 128, "n_heads": 1, "n_kv_heads": 1, "head_dim": 128},
+        {"lq": 64, "lk": 64, "n_heads": 2, "n_kv_heads": 1, "head_dim": 64, "scale": 0.3},
     ),
     tolerance=Tolerance(
         2.0**-7,

@@ -7,6 +7,9 @@ DMAs out of the herd without the index of their channel (air-dma-to-channel), an
 table's row is cosines, then sines, head_dim / 2 of each, so it is a plain (rows, head_dim) array. The compute
 is `rope_halfsplit.cc`; its symbol is renamed for each shape of a row, because queries and keys have different
 numbers of heads and stand in one program.
+
+Partial rotary (rotary_dim < head_dim): the first rotary_dim elements of a head turn as a head of that size
+does, the others pass, and the table's rows are rotary_dim wide.
 """
 
 from __future__ import annotations
@@ -41,27 +44,42 @@ HALF_LANES = 32
 
 
 def build(
-    rows: int | None, n_heads: int, head_dim: int, herd_x: int | None = None, *, device: DeviceModel = NPU2
+    rows: int | None,
+    n_heads: int,
+    head_dim: int,
+    herd_x: int | None = None,
+    rotary_dim: int | None = None,
+    *,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
-    """x and out are (rows, n_heads * head_dim) bf16, lut is (rows, head_dim) bf16; rows=None drops that axis.
+    """x and out are (rows, n_heads * head_dim) bf16, lut is (rows, rotary_dim) bf16; rows=None drops that
+    axis.
 
-    head_dim is a multiple of 32. herd_x, the number of cores, divides the rows and is by default the largest
-    such number a row has; the vector form has one core. Raises IllegalShapeError.
+    head_dim is a multiple of 32, and so is rotary_dim, which is head_dim by default. herd_x, the number
+    of cores, divides the rows and is by default the largest such number a row has; the vector form has
+    one core. Raises IllegalShapeError.
     """
     require_multiple("rope", "head_dim", head_dim, HALF_LANES, "16 lanes of each half turn at a time")
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    require_multiple("rope", "rotary_dim", rotary_dim, HALF_LANES, "16 lanes of each half turn at a time")
+    if rotary_dim > head_dim:
+        raise IllegalShapeError(
+            f"rope: rotary_dim={rotary_dim} of the head_dim={head_dim} elements of a head cannot turn; use "
+            f"at most {head_dim}"
+        )
     require_multiple("rope", "n_heads", n_heads, 1, "there must be a head")
     herd_x = _cores(rows, herd_x, device)
     heads = _heads_at_once(n_heads, head_dim, device.l1_budget)
     row = () if rows is None else (rows,)
     k = Kernel("rope", device)
     x = k.argument("x", (*row, n_heads * head_dim), bf16, Role.INPUT)
-    lut = k.argument("lut", (*row, head_dim), bf16, Role.LUT)
+    lut = k.argument("lut", (*row, rotary_dim), bf16, Role.LUT)
     out = k.argument("out", (*row, n_heads * head_dim), bf16, Role.OUTPUT)
-    rope = _external(k, heads, head_dim)
+    rope = _external(k, heads, head_dim, rotary_dim)
     count = rows or 1
     x_chunks, out_chunks = (v.reshape(count, n_heads // heads, heads * head_dim) for v in (x, out))
     with k.launch(), k.segment("rope_segment"), k.herd(herd_x, 1, name="rope_herd") as (tx, _):
-        l1_lut = k.alloc(L1, (head_dim,), bf16, "l1_lut")
+        l1_lut = k.alloc(L1, (rotary_dim,), bf16, "l1_lut")
         l1_x, l1_out = (k.alloc(L1, (heads * head_dim,), bf16, name) for name in ("l1_x", "l1_out"))
         for own in k.loop(count // herd_x):
             at = tx * (count // herd_x) + own
@@ -73,11 +91,12 @@ def build(
     return k.finish()
 
 
-def _external(k: Kernel, heads: int, head_dim: int) -> ExternalFunction:
-    name = f"rope_{heads}x{head_dim}"
-    heads_type, row_type = L1((heads * head_dim,), bf16), L1((head_dim,), bf16)
+def _external(k: Kernel, heads: int, head_dim: int, rotary_dim: int) -> ExternalFunction:
+    part = {} if rotary_dim == head_dim else {"ROPE_ROTARY_DIM": rotary_dim}
+    name = f"rope_{heads}x{head_dim}" + "".join(f"_{width}" for width in part.values())
+    heads_type, row_type = L1((heads * head_dim,), bf16), L1((rotary_dim,), bf16)
     types: list[ArgumentType] = [heads_type, row_type, heads_type, i32, i32]
-    return k.external(name, f"{name}.o", types, "rope_halfsplit.cc", {"rope": name}, OPTIMIZE)
+    return k.external(name, f"{name}.o", types, "rope_halfsplit.cc", {"rope": name, **part}, OPTIMIZE)
 
 
 def _cores(rows: int | None, herd_x: int | None, device: DeviceModel) -> int:
@@ -103,18 +122,25 @@ def _heads_at_once(n_heads: int, head_dim: int, budget: int) -> int:
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Products and their sum in f32, rounded once to bf16."""
     x, lut = (arrays[name].astype(np.float32) for name in ("x", "lut"))
-    half = parameters["head_dim"] // 2
-    heads = x.reshape(*x.shape[:-1], parameters["n_heads"], 2, half)
+    half = lut.shape[-1] // 2
+    heads = x.reshape(*x.shape[:-1], parameters["n_heads"], parameters["head_dim"])
     cos, sin = (table[..., None, :] for table in (lut[..., :half], lut[..., half:]))
-    first, second = heads[..., 0, :], heads[..., 1, :]
-    rotated = np.stack([first * cos - second * sin, first * sin + second * cos], axis=-2)
+    first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+    rotated = np.concatenate([first * cos - second * sin, first * sin + second * cos, rest], axis=-1)
     return {"out": rotated.reshape(x.shape).astype(bf16.numpy)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
     """Up to 64 positions (or one) of up to 8 heads."""
     rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
-    return {"rows": rows, "n_heads": int(rng.integers(1, 9)), "head_dim": int(rng.choice([32, 64, 96, 128]))}
+    head_dim = int(rng.choice([32, 64, 96, 128]))
+    rotary_dim = HALF_LANES * int(rng.integers(1, head_dim // HALF_LANES + 1))
+    return {
+        "rows": rows,
+        "n_heads": int(rng.integers(1, 9)),
+        "head_dim": head_dim,
+        "rotary_dim": rotary_dim if rng.random() < 0.25 else head_dim,
+    }
 
 
 KERNEL = KernelSpec(
@@ -128,6 +154,8 @@ KERNEL = KernelSpec(
         {"rows": None, "n_heads": 32, "head_dim": 64},
         {"rows": 24, "n_heads": 8, "head_dim": 128},
         {"rows": 16, "n_heads": 3, "head_dim": 32, "herd_x": 2},
+        {"rows": 24, "n_heads": 8, "head_dim": 128, "rotary_dim": 96},
+        {"rows": None, "n_heads": 3, "head_dim": 64, "rotary_dim": 32},
     ),
     tolerance=Tolerance(
         0.0, 0.0, "two products of bf16, exact in f32, and one sum, rounded once: bit-identical"

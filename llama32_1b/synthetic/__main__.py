@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -62,7 +61,7 @@ def chosen_config(arguments: argparse.Namespace) -> ModelConfig:
             f"{LARGEST_VOCABULARY}"
         )
     changed = with_vocabulary(in_family(config, family), vocabulary)
-    return dataclasses.replace(changed, num_hidden_layers=layers)
+    return changed.with_layers(layers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

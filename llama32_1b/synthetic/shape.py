@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from aerie.engine.config import ModelConfig
 from aerie.engine.families import FAMILIES
-from aerie.engine.model_family import DiffusionConfig, ModelFamily
-from aerie.engine.rope import Llama3Scaling, RopeScaling, rule_entries
-from aerie.engine.weights import expected_shapes
+from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
+from aerie.engine.rope import Llama3Scaling, LongRopeScaling, RopeScaling, rule_entries
+from aerie.engine.weights import stored_shapes
 from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids, mask_id
 
 BF16_BYTES = 2
@@ -26,6 +28,8 @@ def _shape(
     rms_norm_eps: float = 1e-5,
     rule: RopeScaling | None = None,
     tied: bool = True,
+    multipliers: Multipliers | None = None,
+    rotary_part: float = 1.0,
 ) -> ModelConfig:
     """sizes: vocabulary, hidden size, FFN size, layers. heads: query heads, key/value heads, head_dim."""
     vocab_size, hidden_size, intermediate_size, layers = sizes
@@ -46,6 +50,9 @@ def _shape(
         eos_token_ids=end_ids(vocab_size),
         family=FAMILIES[family],
         diffusion=_diffusion(FAMILIES[family], vocab_size),
+        layers_without_rope=FAMILIES[family].default_layers_without_rope(layers),
+        multipliers=multipliers or Multipliers(),
+        partial_rotary_factor=rotary_part,
     )
 
 
@@ -57,7 +64,18 @@ def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
     """The same sizes in this model family."""
     if family is config.family:
         return config
-    return replace(config, family=family, diffusion=_diffusion(family, config.vocab_size))
+    without = family.default_layers_without_rope(config.num_hidden_layers)
+    diffusion = _diffusion(family, config.vocab_size)
+    factors = config.multipliers if family.has_multipliers else Multipliers()
+    part = config.partial_rotary_factor if family.has_partial_rotary else 1.0
+    return replace(
+        config,
+        family=family,
+        diffusion=diffusion,
+        layers_without_rope=without,
+        multipliers=factors,
+        partial_rotary_factor=part,
+    )
 
 
 def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
@@ -66,6 +84,14 @@ def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
     return replace(config, vocab_size=vocab_size, eos_token_ids=end_ids(vocab_size), diffusion=diffusion)
 
 
+GRANITE_2B = Multipliers(embedding=12.0, attention=0.015625, residual=0.22, logits_divisor=8.0)
+PHI_4_MINI = LongRopeScaling(
+    short_factor=(1.0,) * 48,
+    long_factor=tuple(float(factor) for factor in np.geomspace(1, 64, 48).round(4)),
+    original_max_position_embeddings=4096,
+    attention_factor=math.sqrt(1 + math.log(32) / math.log(4096)),
+)
+"""Lengths and factor of the published model; its long factors are other numbers."""
 LLAMA_3_2 = Llama3Scaling(32.0, 1.0, 4.0, 8192)
 
 SHAPES = {
@@ -77,6 +103,14 @@ SHAPES = {
     "qwen2.5-0.5b": _shape("qwen2", (151936, 896, 4864, 24), (14, 2, 64), 32768, 1e6, 1e-6),
     "qwen3-0.6b": _shape("qwen3", (151936, 1024, 3072, 28), (16, 8, 128), 40960, 1e6, 1e-6),
     "qwen3-1.7b": _shape("qwen3", (151936, 2048, 6144, 28), (16, 8, 128), 40960, 1e6, 1e-6),
+    "granite-3.0-2b": _shape(
+        "granite", (49155, 2048, 8192, 40), (32, 8, 64), 4096, 1e4, multipliers=GRANITE_2B
+    ),
+    "phi-3-mini-4k": _shape("phi3", (32064, 3072, 8192, 32), (32, 32, 96), 4096, 1e4, tied=False),
+    "phi-4-mini": _shape(
+        "phi3", (200064, 3072, 8192, 32), (24, 8, 128), 131072, 1e4, rule=PHI_4_MINI, rotary_part=0.75
+    ),
+    "smollm3-3b": _shape("smollm3", (128256, 2048, 11008, 36), (16, 4, 128), 65536, 5e6, 1e-6),
     "sdar-4b": _shape("sdar", (151936, 2560, 9728, 36), (32, 8, 128), 32768, 1e6, 1e-6, tied=False),
     "tiny": _shape(
         "llama", (1024, 256, 512, 2), (4, 2, 64), 512, 5e5, rule=Llama3Scaling(32.0, 1.0, 4.0, 128)
@@ -122,7 +156,7 @@ class TensorSpec:
 def tensors(config: ModelConfig) -> Iterator[TensorSpec]:
     """Every tensor of the checkpoint. Projections keep elements of a normed row at about 1; what is added to
     the residual stream is smaller."""
-    for name, shape in expected_shapes(config).items():
+    for name, shape in stored_shapes(config).items():
         yield TensorSpec(name, shape, *_distribution(name, shape))
 
 
@@ -158,9 +192,13 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "mlp_bias": False,
         "model_type": family.model_type,
+        **(_multipliers(config) if family.has_multipliers else {}),
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
+        **({"no_rope_layers": _has_rope(config)} if family.no_rope_interval else {}),
+        **({"partial_rotary_factor": config.partial_rotary_factor} if family.has_partial_rotary else {}),
+        "pad_token_id": None,  # some families' default is a token that a small vocabulary has not
         "rms_norm_eps": config.rms_norm_eps,
         "rope_scaling": rule_entries(config.rope_scaling) if config.rope_scaling else None,
         "rope_theta": config.rope_theta,
@@ -172,6 +210,22 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }
+
+
+def _multipliers(config: ModelConfig) -> dict[str, float]:
+    """The entries of a family with factors."""
+    factors = config.multipliers
+    return {
+        "attention_multiplier": factors.attention or config.head_dim**-0.5,
+        "embedding_multiplier": factors.embedding,
+        "logits_scaling": factors.logits_divisor,
+        "residual_multiplier": factors.residual,
+    }
+
+
+def _has_rope(config: ModelConfig) -> list[int]:
+    """1 for each layer with RoPE, 0 for one without."""
+    return [int(layer not in config.layers_without_rope) for layer in range(config.num_hidden_layers)]
 
 
 def generation_json(config: ModelConfig) -> dict[str, Any]:

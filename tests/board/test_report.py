@@ -257,10 +257,10 @@ def test_percent_encoded_folders_are_found() -> None:
 
 
 def test_a_line_of_a_megabyte_takes_no_time() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     line = "x" * (1 << 20)
     assert ANN.redact_text(line) == line
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 NAMES = st.from_regex(r"[a-z][a-z0-9]{2,11}", fullmatch=True)

@@ -248,6 +248,14 @@ def test_the_likely_variable_is_suggested(name: str, meant: list[str]) -> None:
     assert make_variables.meant(name, KNOWN) == meant
 
 
+def test_what_the_makefile_reads_is_defined() -> None:
+    """Else make takes it for nothing, without a word."""
+    makefile = (PROJECT / "Makefile").read_text()
+    read = {*re.findall(r"\$\(([A-Z_]+)\)", makefile)}
+    set_there = {*re.findall(r"^(?:override )?([A-Z_]+) *[:?+]?=", makefile, re.MULTILINE)}
+    assert read - set_there <= {"MAKEFLAGS", "MAKEFILE_LIST", "MAKECMDGOALS", "MAKE", "CURDIR"}
+
+
 KNOWN = re.findall(r"^([A-Z_]+) +\?=", (PROJECT / "Makefile").read_text(), re.MULTILINE)
 
 

@@ -14,6 +14,12 @@ class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
+    def wait_for(self, text: str) -> None:
+        end = time.monotonic() + 60
+        while text not in self.getvalue():
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,9 +32,9 @@ def test_a_terminal_sees_what_is_done_and_then_nothing(quick: None, monkeypatch:
     monkeypatch.setenv("COLUMNS", "20")
     out = Terminal()
     with progress.working("case 1 of 2", out) as change:
-        time.sleep(0.15)
+        out.wait_for("case 1 of 2, 0 s")
         change("case 2 of 2, which has a long name")
-        time.sleep(0.15)
+        out.wait_for("case 2 of 2")
     lines = out.getvalue().split(progress.ERASE)
     assert lines[0] == lines[-1] == ""
     assert lines[1] == "case 1 of 2, 0 s"
@@ -56,7 +62,7 @@ def test_the_line_goes_where_the_work_fails(quick: None) -> None:
 
     def work() -> None:
         with progress.working("stopped", out):
-            time.sleep(0.1)
+            out.wait_for("stopped")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

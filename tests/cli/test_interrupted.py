@@ -4,6 +4,7 @@ Everything is in processes of their own, whose temporary files are in folders of
 those that are to compile.
 """
 
+import itertools
 import os
 import signal
 import subprocess
@@ -130,15 +131,14 @@ def test_killed_in_its_answer(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [SIGKILL, SIGTERM], ids=["kill -9", "kill"])
-def test_the_run_after_one_that_ended_while_it_compiled(number, tmp_path):
+def test_the_run_after_one_that_was_killed_while_it_compiled(tmp_path):
     """It compiles what is missing, in spite of compilers that may have outlived the first by seconds."""
     asked = ("--prompt", "What is the capital of France?", "--cache-dir", str(tmp_path / "programs"))
     own = {"VNPU_CACHE": str(tmp_path / "vnpu")}
     first = Run(tmp_path, *asked, **own)
     first.wait_for("compiling")
     time.sleep(1.0)
-    first.process.send_signal(number)
+    first.process.send_signal(SIGKILL)
     first.end()
     second = Run(tmp_path, *asked, **own)  # at once
     code, answer, errors = second.end()
@@ -168,10 +168,9 @@ MOMENTS = {"loading": ("programs:", 0.3), "reading the prompt": ("weights:", 0.3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGKILL], ids=["Ctrl-C", "kill", "kill -9"])
-def test_a_layer_of_full_width_is_stopped_at_every_moment(number, layer):
+def test_a_layer_of_full_width_is_stopped_at_every_moment(layer):
     folder, asked, undisturbed = layer
-    for moment in MOMENTS.values():
+    for number, moment in itertools.product((SIGINT, SIGTERM, SIGKILL), MOMENTS.values()):
         stop(Run(folder, *asked), number, *moment)
     code, answer, errors = Run(folder, *asked).end()
     assert code == 0, errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -20,12 +21,16 @@ from aerie.engine import gguf_tokenizer_writer as tokenizer_writer
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.errors import CheckpointError, WeightsError
 from aerie.engine.gguf_file_writer import write_gguf
-from aerie.engine.reporter import no_progress
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter, no_progress
+from aerie.engine.variant_set import ROWS
+from aerie.runtime import select_backend
+from aerie.serve.model_spec import ModelSpec
 from tests import quantised_folders
 from tests.engine.checkpoints import LLAMA3_ROPE, edit_json, write_checkpoint
 
 TEXTS = ("Hello  World 123's\n\n é", "<|eos|>", "naïve 日本語 🙂\t\tx")
-OURS = {"q4_1": "q4", "q8_0": "q8"}
+OURS = {"q4_1": "q4", "q8_0": "q8", "bf16": "bf16"}
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +43,15 @@ def checkpoints(tmp_path_factory):
         "qwen2": write_checkpoint(
             folder / "qwen2", family="Qwen2", rope_parameters=plain, tie_word_embeddings=False
         ),
+        "granite": write_checkpoint(
+            folder / "granite",
+            family="Granite",
+            rope_parameters=plain,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.09,
+            residual_multiplier=0.22,
+            logits_scaling=8.0,
+        ),
         "qwen3": write_checkpoint(
             folder / "qwen3",
             family="Qwen3",
@@ -46,14 +60,15 @@ def checkpoints(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "granite"])
 @pytest.mark.parametrize("form", file_writer.FORMATS)
 def test_a_file_is_the_model(name, form, checkpoints, tmp_path):
     """Config, tokens and weights are those of the checkpoint; in the formats that load quantises to, bit by
     bit those that it makes."""
     source, out = checkpoints[name], tmp_path / "x.gguf"
     assert main(["quantize", str(source), str(out), "--format", form]) == 0
-    given, made = open_checkpoint(source, OURS.get(form, "q4")), open_checkpoint(out, "q4")
+    given = open_checkpoint(source, OURS.get(form, "q4"))
+    made = open_checkpoint(out, "bf16" if form == "bf16" else "q4")
     assert made.config == given.config
     assert [made.tokenizer.encode(text) for text in TEXTS] == [given.tokenizer.encode(text) for text in TEXTS]
     assert made.tokenizer.chat_template == given.tokenizer.chat_template
@@ -63,7 +78,7 @@ def test_a_file_is_the_model(name, form, checkpoints, tmp_path):
         kinds.add(other.dtype)
         if form in OURS or tensor.kind != "q4":
             np.testing.assert_array_equal(tensor.read().view(np.uint16), other.read().view(np.uint16))
-    assert kinds == {"F32", "Q8_0", form.upper()}
+    assert kinds == {"F32", file_writer.FORMATS[form].head, form.upper()}
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -135,13 +150,23 @@ def test_models_that_are_not_written(checkpoints, tmp_path, monkeypatch):
 
     refused(CheckpointError, r"is quantised already \(Q8_0\); quantising it again would lose more", written)
     refused(
-        CheckpointError, "is not written as GGUF; llama, qwen2, qwen3 are", BUILT_IN_MODELS["demo-diffusion"]
+        CheckpointError,
+        "is not written as GGUF; llama, granite, qwen2, qwen3, smollm3 are",
+        BUILT_IN_MODELS["demo-diffusion"],
     )
     turned = shutil.copytree(checkpoints["qwen3"], tmp_path / "turned")
     factors = [1.0] * 32
     rule = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": factors}
     edit_json(turned / "config.json", rope_parameters=rule | {"original_max_position_embeddings": 64})
     refused(CheckpointError, "the RoPE rule longrope is not written as GGUF; linear and llama3 are", turned)
+    other = write_checkpoint(
+        tmp_path / "smollm3", family="SmolLM3", num_hidden_layers=4, no_rope_layer_interval=2, pad_token_id=0
+    )
+    refused(
+        CheckpointError,
+        r"layers \[1, 3\] of 4 have no RoPE, and a GGUF file of the kind smollm3 has none in",
+        other,
+    )
     damaged = shutil.copytree(checkpoints["qwen3"], tmp_path / "damaged")
     data = bytearray((damaged / "model.safetensors").read_bytes())
     data[-(512 * 256 * 2) :] = b"\xff" * (512 * 256 * 2)
@@ -222,6 +247,31 @@ def test_compile_makes_the_programs_of_the_kind(kind, head, monkeypatch):
         f"lm_head_gemv_{head}".removesuffix("_bf16"),
         "o" if head == "bf16" else f"o_{kind}",
     )
+
+
+def test_a_draft_model_has_weights_of_the_same_kind(monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        commands, "compile_programs", lambda config, *_, **__: found.append(config.weight_kinds.head)
+    )
+    words = ["compile", "--model", "demo", "--draft", "demo-drafter", "--backend", "virtual"]
+    assert main([*words, "--weights", "q4"]) == 0
+    assert found == ["q8", "q8", "q8"]  # the model's programs in rows and as the guide's, the drafter's
+    model = open_checkpoint(BUILT_IN_MODELS["demo"], "q4")
+    drafter = commands.find_draft_model("demo-drafter", model)
+    assert drafter.config.weight_kinds.layers[0] == model.config.weight_kinds.layers[0]
+    options = RuntimeOptions(None, None, Path(), weights="q4")
+    assert commands.draft_model_options(options).weights == "q4"
+
+
+def test_a_server_counts_the_memory_of_the_kind(tmp_path):
+    def memory(kind, draft=None):
+        options = RuntimeOptions(None, select_backend("virtual"), tmp_path, decode=ROWS, weights=kind)
+        return ModelSpec("demo", options, Reporter(), draft, memory_limit=1 << 30).memory_bytes()
+
+    assert memory("q4") < memory("q8") < memory("bf16") == memory("auto")
+    drafter = {kind: memory(kind, "demo-drafter") - memory(kind) for kind in ("q4", "bf16")}
+    assert 0 < drafter["q4"] < drafter["bf16"]
 
 
 def test_export_of_quantised_weights(tmp_path, capsys):

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 import aerie
+from aerie.engine.decode_paths import FEATURES
 from aerie.engine.families import FAMILIES
 from aerie.engine.model_family import ModelFamily
 from aerie.runtime.npu import versions
+from aerie.virtual_npu.errors import ERROR_KINDS
 from tests.docs.pages import DOCS, PROJECT, table
 
 TOOLS = str(PROJECT / "tools" / "docs")
@@ -103,6 +105,19 @@ def test_every_public_name_is_in_the_python_api(made: dict[str, str]) -> None:
     for name in set(aerie.__all__) - {"__version__"}:
         assert f"::: aerie.{name}" in made["reference/python.md"]
         assert inspect.getdoc(getattr(aerie, name)), name
+
+
+def test_every_feature_of_a_decode_path_is_documented(made: dict[str, str]) -> None:
+    page = made["reference/programs.md"]
+    assert "| | `rows` | `guide` | `seq_len` |" in page.replace("|  |", "| |")
+    assert [what for what in FEATURES.values() if f"\n| {what} | yes | " not in page] == []
+    assert "| chunks | yes | yes | no: they read a prompt from its first token on" in page
+
+
+def test_every_kind_of_check_is_documented() -> None:
+    page = DOCS / "reference" / "virtual-npu-checks.md"
+    shown = [kind for kind, *_ in table(page, "kind", "what it means", "what it cannot see")]
+    assert sorted(shown) == sorted((*ERROR_KINDS, "expect", "schedule", "garbage", "sanitizer", "crash"))
 
 
 def test_parameters_of_a_docstring_are_a_list(tools: None) -> None:

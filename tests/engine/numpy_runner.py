@@ -37,10 +37,11 @@ def gemv(weight, x):
 
 def rope(x, lut, head_dim):
     """Rows of heads, each turned by the row's angles; the two halves of a head are the pair."""
-    heads = f32(x).reshape(*x.shape[:-1], -1, head_dim)
+    whole = f32(x).reshape(*x.shape[:-1], -1, head_dim)
+    heads, rest = whole[..., : lut.shape[-1]], whole[..., lut.shape[-1] :]
     cos, sin = np.split(f32(lut)[..., None, :], 2, axis=-1)
     first, second = np.split(heads, 2, axis=-1)
-    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
     return turned.reshape(x.shape).astype(bf16)
 
 
@@ -53,14 +54,14 @@ def add(a, b):
     return (f32(a) + f32(b)).astype(bf16)
 
 
-def causal_attention(q, k, v, head_dim):
+def causal_attention(q, k, v, head_dim, scale):
     rows, kv_heads = q.shape[0], k.shape[1] // head_dim
     q = f32(q).reshape(rows, kv_heads, -1, head_dim)
     k, v = (f32(a).reshape(rows, kv_heads, head_dim) for a in (k, v))
     out = np.zeros_like(q)
     for row in range(rows):
         for head in range(kv_heads):
-            scores = q[row, head] @ k[: row + 1, head].T / np.sqrt(np.float32(head_dim))
+            scores = q[row, head] @ k[: row + 1, head].T * np.float32(scale)
             weights = np.exp(scores - scores.max(-1, keepdims=True))
             out[row, head] = weights / weights.sum(-1, keepdims=True) @ v[: row + 1, head]
     return out.reshape(rows, -1).astype(bf16)
@@ -140,7 +141,9 @@ class NumpyRunner:
         return values
 
     def flash_attn(self, q_roped, k_roped, v):
-        return {"attn_out": causal_attention(q_roped, k_roped, v, self.config.head_dim)}
+        head_dim, factors = self.config.head_dim, self.config.multipliers
+        scale = 1 / np.sqrt(head_dim) if factors.attention is None else factors.attention
+        return {"attn_out": causal_attention(q_roped, k_roped, v, head_dim, scale)}
 
     def o_ffn(self, **arrays):
         return self.attention_output_and_ffn(gemm, **arrays)
@@ -150,13 +153,17 @@ class NumpyRunner:
 
     def attention_output_and_ffn(self, product, *, attn_out, x, wo, ffn_norm, w_gate, w_up, w_down):
         proj = product(wo, attn_out)
-        res1 = add(x, proj)
+        res1 = self.residual(x, proj)
         normed = rms_norm(res1, ffn_norm, self.config.rms_norm_eps)
         gate, up = product(w_gate, normed), product(w_up, normed)
         gated = swiglu(gate, up)
         down = product(w_down, gated)
         values = {"proj": proj, "res1": res1, "normed": normed, "gate": gate, "up": up}
-        return {**values, "swiglu": gated, "down": down, "x_next": add(res1, down)}
+        return {**values, "swiglu": gated, "down": down, "x_next": self.residual(res1, down)}
+
+    def residual(self, x, added):
+        factor = self.config.multipliers.residual
+        return add(x, added if factor == 1 else (f32(added) * np.float32(factor)).astype(bf16))
 
     def lm_head_gemv(self, x, **parts):
         return {name.replace("lm_head", "logits"): gemv(weight, x) for name, weight in parts.items()}

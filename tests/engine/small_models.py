@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,8 +86,9 @@ def numpy_runner_class():
 def numpy_model():
     """numpy_model(folder, seq_len) -> LoadedModel whose programs run in numpy."""
 
-    def make(folder, seq_len=64) -> LoadedModel:
+    def make(folder, seq_len=64, max_positions=None) -> LoadedModel:
         checkpoint = open_checkpoint(folder)
+        checkpoint = replace(checkpoint, config=checkpoint.config.with_max_positions(max_positions))
         programs = argument_tables(checkpoint.config.shape, seq_len)
         runner: Any = NumpyRunner(checkpoint.config)  # has what these programs need of a runner
         model = build_model(checkpoint, programs, runner, VariantSet(seq_len))

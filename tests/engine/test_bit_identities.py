@@ -73,7 +73,7 @@ class Case:
         """The model on compiled programs, without its weights."""
         programs, config, report = self.programs(seq_len), self.checkpoint.config, Reporter()
         backend = select_backend("virtual")
-        shared = SharedBufferNames(programs.values(), config.num_hidden_layers)
+        shared = SharedBufferNames(programs.values(), config.rope_of_layer)
         with KernelCache(self.cache, backend, Profiler(), report.note, shared) as cache:
             compile_into(cache, [*programs.values()], report)
             yield build_model(self.checkpoint, programs, cache, VariantSet(seq_len))

@@ -39,7 +39,7 @@ from aerie.engine.strategies.unmasking import UnmaskedTokens, Unmasker, Unmaskin
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
-from tests.engine.test_scheduler import session_of
+from tests.engine.scheduling import finish, scheduler_of, session_of
 
 NEW = 22
 SIZES = {"sdar": 4, "a2d-qwen2": 32, "Fast_dLLM_Qwen": 16}
@@ -82,11 +82,6 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
         yield session_of(checkpoint)
 
 
-def scheduler_of(session: Session, pages: int = 24, spare: int = 0) -> Scheduler:
-    model = session.model
-    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), gathered_cache_for)
-
-
 def recording_chooser(session: Session, sampler: Sampler, **rule: Any) -> RecordingChooser:
     blocks = session.model.config.diffusion
     assert blocks
@@ -106,15 +101,6 @@ def ask(
     assert blocks
     maker = partial(BlockDiffusionStrategy, diffusion=blocks, choose=chooser)
     return scheduler.add_request(prompt, count, sampler, strategy=maker)
-
-
-def finish(scheduler: Scheduler, requests: Sequence[Request]) -> None:
-    while not all(one.is_finished for one in requests):
-        scheduler.step()
-        scheduler.pool.manager.check_invariants()
-    assert [one.error for one in requests] == [None] * len(requests)
-    for books in (scheduler.pool.manager, scheduler.pool.swap):
-        assert books.free_count == books.page_count
 
 
 def drawn(session: Session) -> Sampler:

@@ -118,14 +118,16 @@ def test_an_exception_is_one_line_and_the_child_goes_on(process):
     assert process.call("eval", "__import__('os').getpid()") == pid
 
 
-def test_a_call_that_takes_its_time_holds_no_other():
-    slow = BoundedProcess("time", Limits())
-    slow.call("time")
-    long = threading.Thread(target=slow.call, args=("sleep", 1))
-    long.start()
-    time.sleep(0.1)
-    assert slow.call("time") > 0
+def test_a_call_that_takes_its_time_holds_no_other(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    process = BoundedProcess("os", Limits())
+    first = process.call("getpid")
+    long = threading.Thread(target=process.call, args=("open", str(tmp_path / "fifo"), os.O_RDONLY))
+    long.start()  # until somebody writes
+    while process.call("getpid") == first:  # it has not begun
+        time.sleep(0.01)
     assert long.is_alive()
+    os.close(os.open(tmp_path / "fifo", os.O_WRONLY))
     long.join()
 
 

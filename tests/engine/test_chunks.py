@@ -21,6 +21,7 @@ from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry, chunk_id
 from aerie.engine.composed_prompt import ChunkMode, ComposedPrompt, parse_chunk_mode
 from aerie.engine.errors import PromptError
+from aerie.engine.families import FAMILIES
 from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.model import with_decode_path
 from aerie.engine.numerics import apply_rope
@@ -31,19 +32,20 @@ from aerie.engine.rope import LinearScaling, Llama3Scaling
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler, generate_alone
 from aerie.engine.session import Session, prepare_runtime
+from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify.bit_identity import with_threads
 from aerie.verify.chunk_check import MODES, masked_sequence, try_modes
 from aerie.verify.random_model import (
-    in_another_family,
     random_checkpoint,
     random_model_config,
     with_longer_context,
 )
 from aerie.verify.reference import Reference
+from tests.engine.scheduling import finish
 
 RULES = {"plain": None, "linear": LinearScaling(4.0), "llama3": Llama3Scaling(8.0, 1.0, 4.0, 256)}
-FAMILIES = ("llama", "qwen3")
+KINDS = ("llama", "qwen3", "smollm3")
 
 
 def session_of(checkpoint: Any) -> Session:
@@ -55,11 +57,11 @@ def session_of(checkpoint: Any) -> Session:
 
 def random_model(family: str, rule: str) -> Any:
     config = with_longer_context(random_model_config(open_checkpoint(DEMO_FOLDER).config))
-    config = config if family == "llama" else in_another_family(config)
+    config = in_family(config, FAMILIES[family])
     return random_checkpoint(replace(config, rope_scaling=RULES[rule]), Reporter())
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=KINDS)
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     with random_model(request.param, "llama3") as checkpoint:
         yield session_of(checkpoint)
@@ -107,7 +109,9 @@ def answered(scheduler: Scheduler, prompt: Any, count: int = 4) -> tuple[list[in
 # What a mode means
 
 
-@pytest.mark.parametrize(("family", "rule"), [("llama", "plain"), ("llama", "llama3"), ("qwen3", "linear")])
+@pytest.mark.parametrize(
+    ("family", "rule"), [("llama", "plain"), ("llama", "llama3"), ("qwen3", "linear"), ("smollm3", "plain")]
+)
 def test_every_mode_is_what_transformers_computes_with_its_mask(family: str, rule: str) -> None:
     with random_model(family, rule) as checkpoint:
         found = [*try_modes(family, session_of(checkpoint), Reference.open(checkpoint.folder))]
@@ -152,7 +156,9 @@ def wrong_sign(patch: pytest.MonkeyPatch) -> None:
 
 def where_it_was_read(patch: pytest.MonkeyPatch) -> None:
     """A chunk keeps the positions that it had when it was read."""
-    patch.setattr(chunks_module, "apply_rope", lambda keys, rows: apply_rope(keys, ROPE[0][: len(rows)]))
+    patch.setattr(
+        chunks_module, "apply_rope", lambda keys, rows: apply_rope(keys, ROPE[0].layer(0)[: len(rows)])
+    )
 
 
 def not_turned(patch: pytest.MonkeyPatch) -> None:
@@ -251,13 +257,10 @@ def test_compositions_beside_each_other_have_the_answers_that_they_have_alone(se
         scheduler.add_request(composed(registry, texts, mode), 8, Sampler(temperature=1.0, seed=3))
         for texts, mode in wishes
     ]
-    while not all(request.is_finished for request in asked):
-        scheduler.step()
-        scheduler.pool.manager.check_invariants()
+    finish(scheduler, asked)
     assert [request.token_ids for request in asked] == alone
     counts = scheduler.stats
     assert (counts.preemptions > 0, counts.inserted_tokens > 0, counts.rows / counts.steps > 4) == (True,) * 3
-    assert scheduler.pool.manager.free_count == scheduler.pool.manager.page_count
 
 
 def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Session, Reference]) -> None:

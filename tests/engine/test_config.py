@@ -117,10 +117,13 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         (
             {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
             r"the architecture is MixtralForCausalLM \(model_type 'mixtral'\): it is a mixture of experts, "
-            r"in which each token takes weights of its own; only LlamaForCausalLM.* and \w+ForCausalLM are "
+            r"in which each token takes weights of its own; only GraniteForCausalLM.* and \w+ForCausalLM are "
             r"supported \(README\.md, Models that run\)$",
         ),
-        ({"model_type": "arcee"}, r"architecture is not named \(model_type 'arcee'\); only LlamaForCausalLM"),
+        (
+            {"model_type": "arcee"},
+            r"architecture is not named \(model_type 'arcee'\); only GraniteForCausalLM",
+        ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
             "the architecture is LlamaForSequenceClassification",
@@ -167,8 +170,8 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         ),
         ({"rope_scaling": {"rope_type": ["llama3"]}}, r"RoPE rule \['llama3'\] is not supported"),
         (
-            {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-            "RoPE rule 'yarn' is not supported: its blend .*; 'default', 'linear', 'llama3' and 'longrope'",
+            {"rope_scaling": {"type": "ntk", "factor": 4.0}},
+            "RoPE rule 'ntk' is not supported; 'default', 'linear', 'llama3', 'yarn', 'dynamic' and",
         ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "there is no factor; the checkpoint is incomplete"),
         (
@@ -222,8 +225,11 @@ def test_refused(load, changes, message):
         ({"rotary_pct": 0.25}, "only rotary_pct 1.0 is supported"),
         ({"rotary_dim": 32}, "only rotary_dim 64 is supported"),
         ({"rope_interleaved": True}, "only rope_interleaved False is supported"),
-        ({"no_rope_layers": [1, 0]}, "only models with RoPE in every layer are supported"),
-        ({"no_rope_layer_interval": 4}, "only no_rope_layer_interval 0 is supported"),
+        ({"no_rope_layers": [1, 0]}, "every layer of a LlamaForCausalLM has RoPE"),
+        (
+            {"no_rope_layer_interval": 4},
+            "every layer of a LlamaForCausalLM has RoPE; only no_rope_layer_interval 0",
+        ),
         ({"no_rope_layers": 4}, "it must be a list"),
         ({"use_qk_norm": True}, "only use_qk_norm False is supported"),
         ({"qk_layernorm": True}, "only qk_layernorm False is supported"),
@@ -349,8 +355,11 @@ def test_an_entry_is_judged_by_its_effect(load, entries, same):
             {"type": "yarn", "factor": 1.0, "attention_factor": 1.2},
             "RoPE has attention_factor 1.2, which the",
         ),
-        ({"type": "yarn", "factor": 1.5}, "RoPE rule 'yarn' is not supported"),
-        ({"type": "dynamic", "factor": 1.5}, "RoPE rule 'dynamic' is not supported"),
+        ({"type": "yarn", "factor": 1.5, "low_freq_factor": 2.0}, "RoPE has low_freq_factor 2.0, which the"),
+        (
+            {"type": "dynamic", "factor": 1.5, "alpha": 1000.0},
+            "RoPE has alpha 1000.0, which the rule 'dynamic'",
+        ),
         (
             {"type": "linear", "factor": 4.0, "beta_fast": 32},
             "RoPE has beta_fast 32, which the rule 'linear'",

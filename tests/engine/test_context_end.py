@@ -37,7 +37,8 @@ SMALL = {
     "max_position_embeddings": POSITIONS,
     "tie_word_embeddings": False,
 }
-FAMILIES = ("Llama", "Qwen2", "Qwen3")
+FAMILIES = ("Llama", "Qwen2", "Qwen3", "SmolLM3")
+ENTRIES = {"SmolLM3": {"no_rope_layer_interval": 2, "pad_token_id": 0}}
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 300, 190)]
 CUTS = [(190,), (63, 2, 64, 61), (64, 1, 1, 124), (5, 17, 168), (190 - 66, *[1] * 66)]
 
@@ -49,7 +50,7 @@ def open_session(make_checkpoint):
     def open_one(family="Llama", end="shift", decode="rows", variants="8,32x512", seq_len=None, **changes):
         key = family, end, decode, variants, seq_len, *changes.items()
         if key not in opened:
-            folder = make_checkpoint(**SMALL | changes, family=family)
+            folder = make_checkpoint(**SMALL | ENTRIES.get(family, {}) | changes, family=family)
             backend = select_backend("virtual")
             if seq_len:
                 variants = None
@@ -221,7 +222,7 @@ def test_keys_are_turned_as_the_kernel_turns_them(open_session):
     model = open_session("Qwen3").model
     _, cache = read(model, [63], TOKENS[:63])
     for (keys, _), keys_before_rope in zip(cache.layers, cache.keys_before_rope, strict=True):
-        assert bits(apply_rope(keys_before_rope[:, :63], model.rope[:63])) == bits(keys[:, :63])
+        assert bits(apply_rope(keys_before_rope[:, :63], model.rope.layer(0)[:63])) == bits(keys[:, :63])
 
 
 def test_without_a_policy_nothing_is_kept_beside_the_cache(open_session):

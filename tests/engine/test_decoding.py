@@ -1,8 +1,6 @@
-"""The table of what each decode path can do, in errors and in docs."""
+"""The table of what each decode path can do, in errors."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +11,10 @@ from aerie.engine.decode_paths import (
     SIX_PROGRAMS,
     check_feature,
     decode_path_for,
-    feature_table,
 )
 from aerie.engine.variant_set import GUIDE, ROWS, VariantSet
 from aerie.multi_launch_builder import Variant
 
-DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = {
     ROWS: VariantSet(0, (Variant(8, 512),), ROWS),
     GUIDE: VariantSet(0, (Variant(8, 512),), GUIDE),
@@ -45,8 +41,3 @@ def test_another_family_of_the_same_model_can_do_more() -> None:
     ):
         check_feature("drafts", BLOCKS[GUIDE])
     check_feature("drafts", BLOCKS[GUIDE], ROWS)
-
-
-def test_the_docs_have_the_table() -> None:
-    pages = [page.read_text() for page in DOCS.rglob("*.md")]
-    assert any("\n".join(feature_table()) in page for page in pages)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,7 @@ import pytest
 from aerie.cli.checkpoints import BUILT_IN_MODELS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
-from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
-from aerie.engine.page_pool import PagePool
 from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
@@ -31,10 +30,10 @@ from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.draft_model import draft_model_source
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.verify.random_model import random_checkpoint, random_model_config
-from tests.engine.test_scheduler import session_of
+from tests.engine.scheduling import Arrival, run, scheduler_of, session_of
 
-FEW, MANY = 1, 6
-"""Schedules of a test."""
+SCHEDULES = 4
+"""Of a test."""
 ANSWERS = 9
 RULES = ("sequential", "low_confidence_static", "low_confidence_dynamic", "entropy_bounded")
 
@@ -98,11 +97,6 @@ def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int
     return sorted(made, key=lambda one: one.comes)
 
 
-def scheduler_of(session: Session, pages: int, spare: int) -> Scheduler:
-    model = session.model
-    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), gathered_cache_for)
-
-
 def ask(scheduler: Scheduler, asked: Asked) -> Request:
     sampler = Sampler(**asked.settings)
     maker = asked.decode_config.strategy_factory(scheduler.model.config, sampler)
@@ -122,30 +116,28 @@ def alone(session: Session, asked: Asked) -> Made:
     return made_of(request)
 
 
+def is_cancelled(asked: Asked, request: Request, step: int) -> bool:
+    return bool(asked.cancelled) and len(request.token_ids) >= asked.cancelled
+
+
 def together(session: Session, schedule: Sequence[Asked], pages: int, spare: int) -> tuple[list[Made], int]:
     """What comes of each, and how often one gave way."""
-    scheduler, requests = scheduler_of(session, pages, spare), list[Request]()
-    for step in range(3000):
-        while len(requests) < len(schedule) and schedule[len(requests)].comes <= step:
-            requests.append(ask(scheduler, schedule[len(requests)]))
-        for request, asked in zip(requests, schedule, strict=False):
-            if asked.cancelled and len(request.token_ids) >= asked.cancelled:
-                request.stop()
-        if len(requests) == len(schedule) and all(one.is_finished for one in requests):
-            break
-        scheduler.step()
-        scheduler.pool.manager.check_invariants()
-    scheduler.step()
-    for books in (scheduler.pool.manager, scheduler.pool.swap):
-        assert books.free_count == books.page_count
+    scheduler = scheduler_of(session, pages, spare)
+    requests = run(
+        scheduler,
+        [
+            Arrival(each.comes, partial(ask, scheduler, each), partial(is_cancelled, each))
+            for each in schedule
+        ],
+    )
     return [made_of(one) for one in requests], scheduler.stats.preemptions
 
 
-def check(session: Session, drafts: Sequence[Any], schedules: int) -> None:
+def check(session: Session, drafts: Sequence[Any]) -> None:
     """So many schedules, and as many more as it takes for one to give way and one to be cancelled."""
     random = np.random.default_rng(2)
     preempted = cancelled = number = 0
-    while number < schedules or (not (preempted and cancelled) and number < 2 * MANY):
+    while number < SCHEDULES or (not (preempted and cancelled) and number < 2 * SCHEDULES):
         number += 1
         schedule = drawn(random, drafts, session.model.config.eos_token_ids)
         wanted = [alone(session, asked) for asked in schedule]
@@ -174,17 +166,12 @@ def blocks(request: pytest.FixtureRequest) -> Iterator[Session]:
         yield session_of(checkpoint)
 
 
-HOW_MANY = pytest.mark.parametrize("schedules", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_blocks_in_drawn_schedules(blocks: Session) -> None:
+    check(blocks, ())
 
 
-@HOW_MANY
-def test_blocks_in_drawn_schedules(blocks: Session, schedules: int) -> None:
-    check(blocks, (), schedules)
-
-
-@HOW_MANY
 @pytest.mark.parametrize("kind", ["lookup", "model", "at once"])
-def test_drafts_in_drawn_schedules(kind: str, schedules: int) -> None:
+def test_drafts_in_drawn_schedules(kind: str) -> None:
     """By lookup; by the demo's drafter; and by it as if it made its guesses at once."""
     names = ("demo", "demo-drafter")
     session, drafter = (session_of(open_checkpoint(BUILT_IN_MODELS[name])) for name in names)
@@ -192,4 +179,4 @@ def test_drafts_in_drawn_schedules(kind: str, schedules: int) -> None:
     if kind == "at once":
         model = replace(model, config=replace(model.config, draft_mask_id=7))
     by = draft_model_source(lambda: model, threading.Lock(), session.model.config)
-    check(session, ["lookup"] if kind == "lookup" else [by, by, "lookup"], schedules)
+    check(session, ["lookup"] if kind == "lookup" else [by, by, "lookup"])

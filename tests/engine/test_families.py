@@ -20,10 +20,11 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.errors import ConfigError, WeightsError
 from aerie.engine.families import FAMILIES, SOME_THAT_RUN
+from aerie.engine.model_family import Multipliers
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
-from aerie.engine.weights import Weights, expected_shapes
+from aerie.engine.weights import Weights, stored_shapes
 from aerie.runtime import select_backend
 
 
@@ -38,10 +39,19 @@ FAMILY_ROWS = {
         "family": "Qwen2",
         "entries": published("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"),
     },
+    "granite": {
+        "family": "Granite",
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.09,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 1.7,
+    },
     "llama": {"family": "Llama"},
     "mistral": {"family": "Mistral", "sliding_window": 64},
+    "phi3": {"family": "Phi3", "pad_token_id": 0},
     "qwen2": {"family": "Qwen2"},
     "qwen3": {"family": "Qwen3"},
+    "smollm3": {"family": "SmolLM3", "no_rope_layer_interval": 2, "pad_token_id": 0},
     "sdar": {"family": "Qwen3", "entries": published("sdar", "SDARForCausalLM")},
 }
 """By model_type: how transformers' classes begin, and what this family's config has besides. entries: what
@@ -72,7 +82,7 @@ def random_shape(model_type, number):
     """Whatever the kernels take, drawn by the family and a number; small."""
     draw = np.random.default_rng([*model_type.encode(), number])
     heads = int(draw.choice([2, 4, 8]))
-    return {
+    shape = {
         **FAMILY_ROWS[model_type],
         "hidden_size": 64 * int(draw.integers(1, 6)),
         "intermediate_size": 64 * int(draw.integers(1, 9)),
@@ -87,8 +97,30 @@ def random_shape(model_type, number):
         "rope_parameters": RULES[number % len(RULES)],
         "seed": number,
     }
+    return CHANGED.get(model_type, lambda shape, _: shape)(shape, number)
 
 
+def with_partial_rotary(shape, number):
+    """transformers takes a head for hidden_size / num_attention_heads where it counts longrope's factors."""
+    heads = min(shape["num_attention_heads"], 4)
+    head_dim, part = ((64, 0.5), (128, 0.75), (96, 1.0))[number % 3]
+    rope = {"rope_theta": 1e4, "partial_rotary_factor": part, "rope_type": "default"}
+    pairs = int(head_dim * part) // 2
+    if number % 2:
+        factors = {"short_factor": [1.0 + 0.01 * i for i in range(pairs)], "long_factor": [2.0] * pairs}
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": 64, **factors}
+    return shape | {
+        "hidden_size": heads * head_dim,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // (1 + number % 2),
+        "head_dim": head_dim,
+        "original_max_position_embeddings": 64,
+        "rope_parameters": rope,
+    }
+
+
+CHANGED = {"phi3": with_partial_rotary}
+"""What a family's random shapes have otherwise."""
 CASES = [(family, number) for family in FAMILY_ROWS for number in range(SHAPES_EACH)]
 
 
@@ -133,6 +165,10 @@ def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    if ours.family.has_multipliers:
+        assert ours.multipliers == Multipliers(attention=theirs.attention_multiplier)
+    turned = getattr(theirs, "no_rope_layers", None) or [1] * theirs.num_hidden_layers
+    assert ours.layers_without_rope == {layer for layer, each in enumerate(turned) if not each}
     assert hasattr(transformers, ours.architecture)
 
 
@@ -146,7 +182,7 @@ def test_tensors_are_those_of_transformers(family, make_checkpoint):
     theirs = getattr(transformers, config.architecture).from_pretrained(folder).state_dict()
     if config.tie_word_embeddings:
         del theirs["lm_head.weight"]
-    assert expected_shapes(config) == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
+    assert stored_shapes(config) == {name: tuple(tensor.shape) for name, tensor in theirs.items()}
     Weights(folder, config)
 
 
@@ -240,13 +276,17 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("gpt_oss", "mixture of experts"),
         ("qwen2_5_vl", "it reads images or sounds"),
         ("gemma2", "its norms multiply by 1 + weight"),
-        ("phi3", "some of its sizes turn a part of each head alone"),
+        ("phi3small", "its attention skips blocks of positions"),
+        ("phimoe", "mixture of experts"),
+        ("phi", "attention and FFN side by side, after a LayerNorm"),
         ("qwen3_next", "keep a state instead of keys and values"),
-        ("olmo2", "its norms stand after attention"),
+        ("olmo2", "those of queries and keys span all heads: programs with these norms"),
+        ("olmo", "its norms stand after attention"),
         ("cohere", "side by side, after a LayerNorm"),
-        ("granite", "multiplies embeddings, residuals and logits"),
+        ("granitemoe", "mixture of experts"),
+        ("granitemoehybrid", "layers of Mamba-2, which keep a state"),
+        ("minicpm", "multiplies embeddings, residuals and logits"),
         ("glm4", "turns neighbouring elements"),
-        ("smollm3", "layers without RoPE"),
         ("ministral", "windows alternate"),
         ("gpt2", "LayerNorm, learned positions"),
         ("llada", "fills the whole text in at once"),
@@ -289,6 +329,93 @@ def test_fused_biases_are_read(make_checkpoint, tmp_path):
     save_file(tensors, path, {"format": "pt"})
     for name, tensor in Weights(folder, config).layer(0).items():
         np.testing.assert_array_equal(tensor.read(), plain[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("entries", "without"),
+    [
+        ({}, {3, 7}),
+        ({"no_rope_layer_interval": 3}, {2, 5}),
+        ({"no_rope_layers": [1, 0, 1, 1, 0, 1, 1, 1]}, {1, 4}),
+        ({"no_rope_layers": [0] * 9, "no_rope_layer_interval": 3}, set(range(8))),
+    ],
+)
+def test_layers_without_rope(entries, without, qwen):
+    import transformers
+
+    config = qwen("smollm3", num_hidden_layers=8, **entries)
+    theirs = transformers.SmolLM3Config(**MINIMAL | {"num_hidden_layers": 8}, **entries)
+    assert config.layers_without_rope == without
+    assert without == {layer for layer in range(8) if not theirs.no_rope_layers[layer]}
+    few = config.with_layers(1)
+    assert (few.num_hidden_layers, few.rope_of_layer) == (1, (1,))
+    more = config.with_layers(16).rope_of_layer
+    assert more[:8] == config.rope_of_layer
+    assert more[8:] == (0, 0, 0, 1) * 2
+
+
+@pytest.mark.parametrize("turned", [[1], [1, 2], [True, True], ["1", "0"]])
+def test_a_list_that_does_not_say_which_layers_turn(turned, qwen):
+    with pytest.raises(
+        ConfigError, match=r"no_rope_layers is .*it must be a list of 2 numbers or more, 1 for"
+    ):
+        qwen("smollm3", no_rope_layers=turned)
+
+
+@pytest.mark.parametrize("entry", [{"no_rope_layers": [1, 0]}, {"no_rope_layer_interval": 4}])
+def test_a_llama_without_rope_in_a_layer_is_refused(entry, qwen):
+    with pytest.raises(
+        ConfigError, match=f"{next(iter(entry))} is .*every layer of a LlamaForCausalLM has RoPE"
+    ):
+        qwen("llama", **entry)
+
+
+def test_longrope_beyond_the_original_length(make_checkpoint, numpy_model, against):
+    """A session that was asked for more positions turns all texts as transformers turns longer ones."""
+    folder = make_checkpoint(**random_shape("phi3", 1) | {"num_hidden_layers": 1})
+    config = load_config(folder)
+    assert (config.context, config.context_entry) == (64, "original_max_position_embeddings")
+    long = config.with_max_positions(512)
+    assert (long.context, long.rope_scaling.is_long) == (512, True)
+    assert config.with_max_positions(64).rope_scaling == config.rope_scaling
+    short = replace(config, max_position_embeddings=64)
+    assert short.with_max_positions(512).rope_scaling == config.rope_scaling
+    against.check(numpy_model(folder, 128, max_positions=512), folder, 90, 8)
+
+
+@pytest.mark.slow
+def test_longrope_beyond_the_original_length_on_the_virtual_npu(make_checkpoint, against):
+    """In both decode paths, as a server opens it for --max-model-len."""
+    folder = make_checkpoint(**random_shape("phi3", 1) | {"num_hidden_layers": 1})
+    for decode in ("rows", "guide"):
+        options = RuntimeOptions(
+            None,
+            select_backend("virtual"),
+            default_cache_dir(),
+            variants="8,32x512",
+            decode=decode,
+            max_positions=512,
+        )
+        checkpoint = open_checkpoint(folder)
+        checkpoint = replace(checkpoint, config=options.limited(checkpoint.config))
+        model = prepare_runtime(checkpoint, options, Reporter()).model
+        assert model.positions == 512
+        against.check(model, folder, 90, 8)
+
+
+@pytest.mark.parametrize("part", [0.01, 1.5, 0.4])
+def test_a_part_of_a_head_that_has_no_pairs(part, qwen):
+    with pytest.raises(
+        ConfigError, match=rf"partial_rotary_factor is {part} of a head of 8; RoPE turns pairs"
+    ):
+        qwen("phi3", partial_rotary_factor=part)
+
+
+def test_a_llama_that_turns_a_part_of_each_head_is_refused(qwen):
+    with pytest.raises(
+        ConfigError, match=r"partial_rotary_factor is 0\.5: a LlamaForCausalLM turns whole heads"
+    ):
+        qwen("llama", partial_rotary_factor=0.5)
 
 
 def test_large_weights_of_key_norms(make_checkpoint, tmp_path, numpy_model, against):

@@ -55,7 +55,7 @@ def test_stop_is_said_even_on_the_last_token(model):
 def test_end_of_context(model, positions, new):
     """A token can be fed only at a position the model has."""
     small = dataclasses.replace(
-        with_config(model, max_position_embeddings=positions), rope=model.rope[:positions]
+        with_config(model, max_position_embeddings=positions), rope=model.rope.first(positions)
     )
     generation = generate_alone(small, PROMPT, 100, Sampler())
     assert len(list(generation)) == new

@@ -28,11 +28,34 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 SOURCES = {
     "llama": {},
+    "granite": {
+        "family": "Granite",
+        "rope_parameters": PLAIN,
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.0625,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+    },
     "llama, untied, plain": {"tie_word_embeddings": False, "rope_parameters": PLAIN},
     "llama, linear": {"rope_parameters": LINEAR, "num_key_value_heads": 4},
+    "phi3": {
+        "family": "Phi3",
+        "pad_token_id": 0,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0 + i / 16 for i in range(16)],
+            "long_factor": [4.0] * 16,
+            "original_max_position_embeddings": 64,
+            "attention_factor": 1.25,
+        },
+        "original_max_position_embeddings": 64,
+    },
     "mistral": {"family": "Mistral", "sliding_window": None, "rope_parameters": PLAIN},
     "qwen2": {"family": "Qwen2", "rope_parameters": PLAIN},
     "qwen3": {"family": "Qwen3", "rope_parameters": PLAIN, "head_dim": 96, "rms_norm_eps": 1e-6},
+    "smollm3": {"family": "SmolLM3", "rope_parameters": PLAIN, "num_hidden_layers": 4, "pad_token_id": 0},
 }
 
 
@@ -335,7 +358,10 @@ CHANGED = {
     ),
     "llama.final_logit_softcapping": (30.0, r"final_logit_softcapping is 30\.0: no launch caps values"),
     "llama.attention.causal": (False, r"use_bidirectional_attention is True: attention is causal"),
-    "llama.rope.dimension_count": (32, r"partial_rotary_factor is 0\.5: only whole heads are turned"),
+    "llama.rope.dimension_count": (
+        32,
+        r"partial_rotary_factor is 0\.5: a LlamaForCausalLM turns whole heads",
+    ),
     "llama.attention.value_length": (
         32,
         r"llama\.attention\.value_length is 32: values are as wide as keys here",
@@ -390,7 +416,8 @@ def test_files_that_are_no_models(architecture, llama, tmp_path, monkeypatch):
     wanted = {
         "clip": "it is the projector of images of a model, and no model: give the model's own file",
         "controlvector": "it is a control vector, and no model",
-        "": "there is no general.architecture; of GGUF files llama, qwen2 and qwen3 are run",
+        "": "there is no general.architecture; of GGUF files llama, granite, phi3, qwen2, qwen3 and "
+        "smollm3 are run",
     }
     with pytest.raises(CheckpointError, match=wanted[architecture]):
         load_config(path)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aerie.cli.arguments import default_cache_dir
-from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.cli.checkpoints import BUILT_IN_MODELS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.page_pool import PAGE_SIZE, PagePool
@@ -36,17 +36,18 @@ def resident_bytes() -> int:
 
 
 def session() -> Session:
+    """Of two layers: what is kept of a token or a request hangs on no number of layers."""
     options = RuntimeOptions(
         None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode="rows"
     )
-    return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
+    return prepare_runtime(open_checkpoint(BUILT_IN_MODELS["demo-drafter"]), options, Reporter())
 
 
 @pytest.mark.slow
 def test_memory_does_not_grow() -> None:
     model = session().model
     endless = dict.fromkeys(model.config.eos_token_ids, -100.0)
-    pool = PagePool(model.config, AT_A_TIME * -(-(TOKENS + LONGEST) // PAGE_SIZE), b"the demo")
+    pool = PagePool(model.config, AT_A_TIME * -(-(TOKENS + LONGEST) // PAGE_SIZE), b"the drafter")
     scheduler, rng = Scheduler(model, pool, gathered_cache_for), np.random.default_rng(0)
     running, begun, ended, settled = list[Request](), 0, 0, 0
     while ended <= REQUESTS - AT_A_TIME:  # as many under way as before: fewer would go by other programs

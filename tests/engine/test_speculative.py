@@ -41,7 +41,7 @@ from aerie.verify.random_model import (
     random_model_config,
     with_longer_context,
 )
-from tests.engine.test_scheduler import Listening, session_of
+from tests.engine.scheduling import Listening, finish, session_of
 
 NEW = 40
 KINDS: dict[str, dict[str, Any]] = {
@@ -102,13 +102,6 @@ def ask(
     return scheduler.add_request(
         prompt, NEW, listening, strategy=lambda making: SpeculativeStrategy(making, drafter, always(most))
     )
-
-
-def finish(scheduler: Scheduler, requests: Sequence[Request]) -> None:
-    while not all(one.is_finished for one in requests):
-        scheduler.step()
-        scheduler.pool.manager.check_invariants()
-    assert scheduler.pool.manager.free_count == scheduler.pool.manager.page_count
 
 
 def made_alone(session: Session, prompt: Sequence[int], kind: str) -> tuple[list[int], Listening]:

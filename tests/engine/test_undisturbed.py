@@ -33,7 +33,7 @@ from aerie.engine.strategies.drafters import DraftSource, PromptLookupDrafter
 from aerie.engine.variants import default_variants, gathered_contexts
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, with_longer_context
-from tests.engine.test_scheduler import session_of
+from tests.engine.scheduling import session_of
 
 
 class Struck(Sampler):

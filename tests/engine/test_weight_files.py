@@ -127,13 +127,13 @@ WHOLE = {"dtype": "BF16", "shape": [256], "data_offsets": [0, 512]}
 def test_a_hostile_file_is_refused_before_anything_is_made_of_it(damaged, content):
     """In one line that can be shown, in little memory and time."""
     (damaged / "model.safetensors").write_bytes(content)
-    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(WeightsError) as error:
         open_weights(damaged)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 2100
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ def test_prefill_and_decode_share_a_layers_weights_and_nothing_else(make_checkpo
     config = load_config(make_checkpoint())
     places = {"prefill": {}, "decode": {}}
     for (bo_key, argument), place in SharedBufferNames(
-        programs_without_text(config.shape, 64).values(), 2
+        programs_without_text(config.shape, 64).values(), (0, 0)
     ).items():
         stage = "decode" if "gemv" in bo_key else "prefill"
         places[stage].setdefault(place, set()).add((bo_key.rpartition("_L")[2], argument))

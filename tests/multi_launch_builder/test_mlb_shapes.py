@@ -147,6 +147,11 @@ def model_shape(emb_dim, n_heads, n_kv_heads, head_dim, hidden_dim, vocab_size):
     return ModelShape(emb_dim, n_heads, n_kv_heads, head_dim, hidden_dim, vocab_size, 1e-5)
 
 
+def granite_shape(*sizes):
+    """The last one is what scores are multiplied with."""
+    return dataclasses.replace(model_shape(*sizes[:-1]), attention_scale=sizes[-1], residual_scale=0.22)
+
+
 PUBLISHED = {
     "Llama-3.2-3B": model_shape(3072, 24, 8, 128, 8192, 128256),
     "Llama-3.1-8B": model_shape(4096, 32, 8, 128, 14336, 128256),
@@ -158,6 +163,15 @@ PUBLISHED = {
     "TinyLlama-1.1B": model_shape(2048, 32, 4, 64, 5632, 32000),
     "SmolLM2-135M": model_shape(576, 9, 3, 64, 1536, 49152),
     "SmolLM2-360M": model_shape(960, 15, 5, 64, 2560, 49152),
+    "Granite-3.0-2B": granite_shape(2048, 32, 8, 64, 8192, 49155, 0.015625),
+    "Granite-3.0-8B": granite_shape(4096, 32, 8, 128, 12800, 49155, 0.0078125),
+    "Granite-4.2-3B": dataclasses.replace(
+        model_shape(2560, 40, 8, 64, 8192, 100352), attention_scale=0.015625
+    ),
+    "Phi-3-mini": model_shape(3072, 32, 32, 96, 8192, 32064),
+    "Phi-4-mini": dataclasses.replace(model_shape(3072, 24, 8, 128, 8192, 200064), rotary_dim=96),
+    "Phi-4": model_shape(5120, 40, 10, 128, 17920, 100352),
+    "SmolLM3-3B": model_shape(2048, 16, 4, 128, 11008, 128256),
     "SmolLM2-1.7B": model_shape(2048, 32, 32, 64, 8192, 49152),
     "Qwen2.5-0.5B": dataclasses.replace(model_shape(896, 14, 2, 64, 4864, 151936), qkv_bias=True),
     "Qwen2.5-7B": dataclasses.replace(model_shape(3584, 28, 4, 128, 18944, 152064), qkv_bias=True),
@@ -174,6 +188,12 @@ BUILT = (
     "Mistral-Nemo-12B",
     "SmolLM2-135M",
     "SmolLM2-360M",
+    "Granite-3.0-8B",
+    "Granite-4.2-3B",
+    "Phi-3-mini",
+    "Phi-4-mini",
+    "Phi-4",
+    "SmolLM3-3B",
     "Qwen2.5-0.5B",
     "Qwen2.5-7B",
     "Qwen2.5-72B",

@@ -16,11 +16,14 @@ IN_CHROMIUM = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 PHONE = {"width": 390, "height": 800}
+PATIENCE_MS = 120_000
+"""How long a page may take on a busy machine for what it shows at once on an idle one."""
 QUESTION, ANSWER = "What is the capital of France?", "The capital of France is Paris."
 
 
 @contextmanager
 def running_browser(playwright: Any) -> Iterator[Any]:
+    playwright.expect.set_options(timeout=PATIENCE_MS)
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -32,6 +35,7 @@ def new_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
     """A page of a browser that keeps nothing from before. A script that fails, or that the page's policy
     refuses, fails the test."""
     context, wrong = browser.new_context(base_url=url, color_scheme="light", **options), []
+    context.set_default_timeout(PATIENCE_MS)
 
     def watch(page: Any) -> None:
         page.on("pageerror", lambda error: wrong.append(error))

@@ -23,7 +23,7 @@ def short() -> Iterator[Serving]:
     spec = ModelSpec("demo", FLAGS.runtime_options(), Reporter(quiet=True))
     serving, stop = start(ServerLimits(), spec.open)
     try:
-        serving.wait_until(lambda: serving.server.started and serving.service.opened, 60)
+        serving.wait_until(lambda: serving.server.started and serving.service.opened)
         yield serving
     finally:
         stop()

@@ -97,7 +97,7 @@ def test_a_phone_and_the_dark(page: Any, path: str) -> None:
     page.set_viewport_size(PHONE)
     page.goto(path)
     if path == "/npu":
-        page.locator("#trace:enabled").wait_for(timeout=120_000)
+        page.locator("#trace:enabled").wait_for()
     assert is_as_wide_as_its_window(page)
     light = back(page)
     page.get_by_role("button", name="Theme").click()
@@ -128,7 +128,7 @@ def test_the_last_request_its_bytes_and_its_trace(page: Any, serving: Any, tmp_p
     downloaded.value.save_as(kept)
     assert "passes" in kept.read_text()
     page.select_option("#program", NAME)
-    page.get_by_text(f"{NAME}, 1 launch.").wait_for(timeout=120_000)
+    page.get_by_text(f"{NAME}, 1 launch.").wait_for()
     assert page.locator("#request").is_hidden()
 
 
@@ -137,7 +137,7 @@ def test_tiles_numbers_and_trace_by_keyboard(page: Any, tmp_path: Any) -> None:
     page.get_by_role("link", name="Virtual NPU").press("Enter")
     page.locator("#program option").first.wait_for(state="attached")
     page.select_option("#program", NAME)
-    page.get_by_text(f"{NAME}, 1 launch.").wait_for(timeout=120_000)
+    page.get_by_text(f"{NAME}, 1 launch.").wait_for()
     tiles = page.get_by_role("group", name="Tiles of the array").get_by_role("button")
     assert tiles.count() == 8 * 4 + 8 + 1
     page.get_by_role("button", name="core (0, 0): 77.5 KiB in, 4.0 KiB out, 20 transfers").press("Enter")
@@ -154,7 +154,7 @@ def test_a_choice_of_models(browser: Any, starting_models: Any) -> None:
     serving = starting_models(
         ModelManager([ServedModel(name, partial(opened, name)) for name in ("demo", "demo-drafter")])
     )
-    serving.wait_until(lambda: not serving.models.is_starting, 30)
+    serving.wait_until(lambda: not serving.models.is_starting)
     context = browser.new_context(base_url=serving.url, viewport=PHONE)
     page = context.new_page()
     page.goto("/")

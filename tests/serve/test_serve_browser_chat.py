@@ -256,7 +256,7 @@ def test_a_dead_server_is_told_and_comes_back(page: Any, serving: Any) -> None:
     expect(page.locator("#server")).to_contain_text("The server does not answer.")
     expect(page.locator(".pending")).to_contain_text("The question is sent again when it is back.")
     page.context.set_offline(False)
-    expect(page.locator("article.assistant .text")).to_contain_text("Paris", timeout=30_000)
+    expect(page.locator("article.assistant .text")).to_contain_text("Paris")
     expect(page.locator("#server")).to_be_hidden()
 
 

@@ -87,7 +87,7 @@ def test_a_stream_and_the_metrics_count_guesses(serving: Any) -> None:
 
 def test_a_model_guesses_for_all_requests(starting: Any, alone: Model) -> None:
     serving = starting(ServerLimits(), partial(opened, "demo", "demo-drafter"))
-    serving.wait_until(lambda: serving.service.opened, 60)
+    serving.wait_until(lambda: serving.service.opened)
     own = alone.generate(FRANCE).text
     for extra, guesses in (({}, True), ({"draft": "none"}, False)):
         made = serving.openai.chat.completions.create(
@@ -99,7 +99,7 @@ def test_a_model_guesses_for_all_requests(starting: Any, alone: Model) -> None:
 
 def test_a_model_that_fills_blocks_in(starting: Any) -> None:
     serving = starting(ServerLimits(), partial(opened, "demo-diffusion", "lookup"))
-    serving.wait_until(lambda: serving.service.opened, 60)
+    serving.wait_until(lambda: serving.service.opened)
     with load("demo-diffusion", backend="virtual") as alone:
         for settings in ({}, {"rule": "sequential"}, {"rule": "low_confidence_static", "steps": 2}):
             made = serving.openai.chat.completions.create(

@@ -29,7 +29,7 @@ from aerie.serve.model_spec import ModelSpec
 from aerie.serve.models import MemoryLimit, ModelManager
 from aerie.serve.service import RELOAD_DELAY_S, ModelState, ServedModel, ServerLimits
 from aerie.serve.worker import OpenedModel
-from tests.serve.conftest import Serving, http_client, opened, start_models
+from tests.serve.conftest import PATIENCE_S, Serving, http_client, opened, start_models
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FRANCE = "What is the capital of France?"
@@ -60,14 +60,14 @@ def error_of(response: httpx2.Response) -> tuple[int, str, str]:
 
 
 def loaded(serving: Serving, *names: str) -> None:
-    serving.wait_until(lambda: all(states(serving).get(name) == "loaded" for name in names), 30)
+    serving.wait_until(lambda: all(states(serving).get(name) == "loaded" for name in names))
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Serving]:
     """A server of the three that are shipped, without a limit."""
     serving, stop = start_models(ModelManager(offers(*SHIPPED)))
-    serving.wait_until(lambda: serving.server.started and serving.service.state is ModelState.LOADED, 60)
+    serving.wait_until(lambda: serving.server.started and serving.service.state is ModelState.LOADED)
     yield serving
     stop()
 
@@ -349,7 +349,7 @@ def test_while_a_model_is_loaded(
     go_on = threading.Event()
 
     def opening() -> OpenedModel:
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE_S)
         return opened("demo-drafter")
 
     models = ModelManager([*offers("demo"), ServedModel("slow", opening)], ServerLimits(heartbeat_s=0.1))
@@ -453,7 +453,7 @@ def test_what_nobody_asks_for_is_unloaded(starting_models: Callable[[ModelManage
 
 def test_all_are_loaded_at_the_start(starting_models: Callable[[ModelManager], Serving]) -> None:
     serving = starting_models(ModelManager(offers("demo", "demo-drafter"), preload=True))
-    serving.wait_until(lambda: not serving.models.is_starting, 30)
+    serving.wait_until(lambda: not serving.models.is_starting)
     assert set(states(serving).values()) == {"loaded"}
 
 

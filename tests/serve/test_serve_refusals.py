@@ -14,7 +14,7 @@ import pytest
 from aerie.serve.app import make_app
 from aerie.serve.models import ModelManager
 from aerie.serve.service import ServedModel, ServerLimits
-from tests.serve.conftest import demo
+from tests.serve.conftest import PATIENCE_S, demo
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "Hello"}]
@@ -399,7 +399,7 @@ def test_while_the_model_is_loaded(starting: Any) -> None:
     go_on = threading.Event()
 
     def opening() -> Any:
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE_S)
         raise RuntimeError("cannot be read: /home/somebody/model")
 
     serving = starting(ServerLimits(load_wait_s=0.1), opening)

@@ -64,7 +64,7 @@ def test_another_server_finds_what_was_saved(
     assert saved["n_written"] == (tmp_path / "talk.bin").stat().st_size
     assert saved["timings"]["save_ms"] > 0
     other = starting(ServerLimits(slot_folder=SlotFolder(tmp_path, GIB)))
-    other.wait_until(lambda: other.service.opened, 60)
+    other.wait_until(lambda: other.service.opened)
     with other.http as http:
         restored = act(http, "restore", slot=0, filename="talk.bin").json()
         assert (restored["n_restored"], restored["n_read"]) == (3 * PAGE_SIZE, saved["n_written"])

@@ -219,7 +219,7 @@ async def whole_day(day: Day, aborts: int, slow: int, nonsense: int) -> None:
 @pytest.mark.slow
 def test_a_bad_day(starting: Any, serving: Any, alone: Model) -> None:
     own = starting(ServerLimits(queue=250))
-    own.wait_until(lambda: own.service.opened, 60)
+    own.wait_until(lambda: own.service.opened)
     with quiet_log():
         asyncio.run(whole_day(Day(own, alone, serving.endless), 1000, 200, 5000))
     own.wait_until(lambda: own.running() == 0)

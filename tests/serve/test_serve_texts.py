@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spoken(folder: Path) -> Iterator[Serving]:
     serving, stop = start(ServerLimits(queue=4), lambda: opened(str(folder)))
     try:
-        serving.wait_until(lambda: serving.server.started and serving.service.opened, 60)
+        serving.wait_until(lambda: serving.server.started and serving.service.opened)
         yield serving
     finally:
         stop()

@@ -18,6 +18,7 @@ from aerie.runtime import select_backend
 from aerie.verify.reference import Reference
 from aerie.verify.schedule_identity import with_few_rows
 from tests.engine.checkpoints import write_checkpoint
+from tests.verify.faults import Healthy
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +47,24 @@ def open_session():
             return session
 
     return make
+
+
+ONE_VARIANT = "32x512"
+"""What is built otherwise need not be built for every number of rows: no bit depends on that."""
+
+
+@pytest.fixture(scope="session")
+def healthy(demo_session, demo_checkpoint, open_session):
+    """What faults are put into; what is rebuilt otherwise is so once."""
+    built = {}
+
+    def rebuild(**otherwise):
+        key = repr(otherwise)
+        if key not in built:
+            built[key] = open_session(demo_checkpoint, **otherwise, variants=ONE_VARIANT)
+        return built[key]
+
+    return Healthy(demo_session, demo_checkpoint, rebuild)
 
 
 @pytest.fixture(scope="session")

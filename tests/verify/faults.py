@@ -21,7 +21,7 @@ from aerie.engine.numerics import bf16, widen
 from aerie.engine.page_pool import KVCache
 from aerie.engine.program_library import all_program_names
 from aerie.engine.requests import Request
-from aerie.engine.rope_tables import rope_table
+from aerie.engine.rope_tables import rope_tables
 from aerie.engine.session import Session
 from aerie.engine.variant_set import ROWS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES
@@ -212,7 +212,7 @@ def turned_otherwise(change):
 
     def inject(healthy):
         model = healthy.session.model
-        other = rope_table(change(model.config), len(model.rope))
+        other = rope_tables(change(model.config), model.rope.positions)
         return preloaded(replace(model, rope=other), healthy, healthy.checkpoint.weights)
 
     return inject
@@ -272,7 +272,7 @@ def interleaved_rope(healthy):
 
     def change(values):
         row = values.get("rope_row")
-        table = values.get("rope_rows", model.rope[: model.seq_len]) if row is None else row[None]
+        table = values.get("rope_rows", model.rope.layer(0)[: model.seq_len]) if row is None else row[None]
         return {f"{name}_roped": interleaved(values[name], table) for name in ("q", "k")}
 
     return healthy.with_runner(Returning, only(BEFORE, change))

@@ -5,17 +5,14 @@ from dataclasses import replace
 import pytest
 
 from aerie.cli.arguments import default_cache_dir
+from aerie.engine.families import FAMILIES
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
+from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify.gate_prompts import text_of_length
-from aerie.verify.random_model import (
-    in_another_family,
-    random_checkpoint,
-    random_model_config,
-    with_longer_context,
-)
+from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
 from aerie.verify.schedule_identity import (
     SCHEDULES,
     SEVERAL_CALLS,
@@ -24,17 +21,18 @@ from aerie.verify.schedule_identity import (
     Schedule,
     schedule_identities,
 )
+from tests.verify.family_faults import FAMILY_CHANGES
 from tests.verify.faults import Giving
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 
 
-def test_every_schedule_has_the_same_bits_in_another_family(demo_checkpoint):
+@pytest.mark.parametrize("family", ["qwen3", "smollm3", "granite", "phi3"])
+def test_every_schedule_has_the_same_bits_in_another_family(family, demo_checkpoint):
     """And each was gone, or it would say so."""
-    config = in_another_family(with_longer_context(random_model_config(demo_checkpoint.config)))
-    assert config.family.model_type == "qwen3"
-    with random_checkpoint(config, Reporter()) as checkpoint:
-        found = list(schedule_identities("qwen3", checkpoint, OPTIONS, open_quietly))
+    config = replace(in_family(demo_checkpoint.config, FAMILIES[family]), **FAMILY_CHANGES.get(family, {}))
+    with random_checkpoint(with_longer_context(random_model_config(config)), Reporter()) as checkpoint:
+        found = list(schedule_identities(family, checkpoint, OPTIONS, open_quietly))
     assert [one.name for one in found] == [
         *(schedule.name for schedule in SCHEDULES),
         TWO_CONTEXTS.name,
@@ -42,7 +40,7 @@ def test_every_schedule_has_the_same_bits_in_another_family(demo_checkpoint):
     ]
     assert [(str(one.failure), one.skipped) for one in found] == [("None", "")] * len(found)
     assert min(one.compared for one in found) > 100_000
-    assert [one.of for one in found[-2:]] == ["qwen3", "qwen3, 1 thread"]
+    assert [one.of for one in found[-2:]] == [family, f"{family}, 1 thread"]
 
 
 def open_quietly(checkpoint, options):

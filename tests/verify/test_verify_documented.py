@@ -1,4 +1,4 @@
-"""docs/explanation/verification.md: its prompts, its bounds, and its table of faults against what they do."""
+"""verification.md: its prompts and its bounds; planted-faults.md: its table against what the faults do."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from aerie.verify.gate import PENALTY, STEPS, verify
 from aerie.verify.gate_prompts import choose_prompts, full_prompt
 from aerie.verify.layer_check import try_layers
 from aerie.verify.subject import SessionUnderTest
-from tests.verify.faults import FAULTS, SUBTLE, Healthy
+from tests.verify.faults import FAULTS, SUBTLE
 
-PAGE = (Path(__file__).parents[2] / "docs" / "explanation/verification.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "explanation/verification.md").read_text()
+FAULTS_PAGE = (DOCS / "reference/planted-faults.md").read_text()
 TOP_K = 5
 
 
-def rows(*heading: str) -> list[list[str]]:
+def rows(*heading: str, page: str = PAGE) -> list[list[str]]:
     """The table with this heading, cells without backticks."""
-    _, found, rest = PAGE.partition("| " + " | ".join(heading) + " |\n")
+    _, found, rest = page.partition("| " + " | ".join(heading) + " |\n")
     assert found, heading
     lines = rest.partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip().replace("`", "") for cell in line.strip("|").split(" | ")] for line in lines]
@@ -44,7 +46,14 @@ def test_bounds() -> None:
     assert documented == {name: (f"{exact[name]:g}", f"{bfp16[name]:g}") for name in exact}
 
 
-FAULT_TABLE = rows("fault", "first divergence", "top 5, every step", "farthest beyond a bound", "diagnosis")
+FAULT_TABLE = rows(
+    "fault",
+    "first divergence",
+    "top 5, every step",
+    "farthest beyond a bound",
+    "diagnosis",
+    page=FAULTS_PAGE,
+)
 
 
 def test_every_fault_is_documented() -> None:
@@ -87,12 +96,19 @@ AVX512-BF16 and a Xeon with AMX. A KL divergence goes with the square of the dif
 """
 
 
-def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
+@pytest.fixture(scope="module")
+def prompts(demo_session):
+    return choose_prompts(demo_session, full=False)
+
+
+@pytest.fixture(scope="module")
+def answers(demo_reference, prompts):
+    return [each.answer for each in demo_reference.expected_answers([(one, STEPS) for one in prompts])]
+
+
+def row_of(fault, healthy, reference, prompts, answers) -> tuple[list[str], str]:
     """What the page has to say of a fault, which is put in anew for each: some remember; and of what its
-    factor is."""
-    answers = [
-        expected.answer for expected in reference.expected_answers([(prompt, STEPS) for prompt in prompts])
-    ]
+    factor is. The gate must fail: where answers do not show a fault, a step of its place does."""
     pairs = zip(prompts, answers, strict=True)
     alone = all(first_divergence_passes(*said_of(fault, healthy, prompt), answer) for prompt, answer in pairs)
     record = verify(fault.inject(healthy), reference, prompts)
@@ -104,17 +120,16 @@ def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
     beyond, what = max(((one.value / one.bound, one.what) for one in numbers), default=(math.nan, ""))
     measure = factor(beyond)
     if not record.failures:
-        measure = f"{factor(farthest_step(fault.inject(healthy), reference))}, a step"
+        faulty = fault.inject(healthy)
+        report = try_layers("the model", faulty, reference, full_prompt(faulty))
+        record = record.with_layer_reports([report])
+        assert str(record.failures[0]).startswith(f"ladder, the model: {fault.place}: ")
+        measure = f"{factor(max(row.used for row in report.rows if row.problem))}, a step"
+    assert record.verdict == "FAIL"
     asked = full_prompt(healthy.session) if fault in SUBTLE else prompts[0].token_ids
     first = diagnose(fault.inject(healthy), reference, asked).first
     words = ["passes" if passes else "fails" for passes in (alone, everywhere)]
     return [fault.name, *words, measure, first.place if first else "nothing"], what
-
-
-def farthest_step(session, reference) -> float:
-    """What the gate's ladder finds, as a multiple of a step's bound; 0 where it finds nothing."""
-    report = try_layers("the model", session, reference, full_prompt(session))
-    return max((row.used for row in report.rows if row.problem), default=0.0)
 
 
 def factor(value: float) -> str:
@@ -122,15 +137,19 @@ def factor(value: float) -> str:
 
 
 @pytest.mark.slow
-def test_what_each_fault_does(demo_session, demo_checkpoint, open_session, demo_reference) -> None:
-    """Words as they are; how far beyond a bound, as near as NEAR says."""
-    healthy = Healthy(demo_session, demo_checkpoint, lambda **how: open_session(demo_checkpoint, **how))
-    prompts = choose_prompts(demo_session, full=False)
-    found = [row_of(fault, healthy, demo_reference, prompts) for fault in FAULTS]
-    wrong = [new for old, (new, what) in zip(FAULT_TABLE, found, strict=True) if not alike(old, new, what)]
-    assert not wrong, "the page should say:\n" + "\n".join(f"| {' | '.join(row)} |" for row in wrong)
-    passing = sum(row[1] == "passes" for row, _ in found)
-    assert f"{passing} of the {len(found)} faults below pass" in re.sub(r"\s+", " ", PAGE)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_what_a_fault_does(fault, healthy, demo_reference, prompts, answers) -> None:
+    """The gate fails and diagnosis points at it. Words as they are; how far beyond a bound, as near as NEAR
+    says."""
+    (old,) = (row for row in FAULT_TABLE if row[0] == fault.name)
+    new, what = row_of(fault, healthy, demo_reference, prompts, answers)
+    assert new[-1] == fault.place
+    assert alike(old, new, what), f"the page should say:\n| {' | '.join(new)} |"
+
+
+def test_how_many_pass_the_first_divergence() -> None:
+    passing = sum(row[1] == "passes" for row in FAULT_TABLE)
+    assert f"{passing} of the {len(FAULT_TABLE)} planted faults pass" in re.sub(r"\s+", " ", PAGE)
 
 
 def alike(old: list[str], new: list[str], what: str) -> bool:

@@ -11,6 +11,7 @@ from aerie.verify.bounds import (
     GateFailure,
     bias_bound,
     compare,
+    independent_positions,
     join,
     judge,
     judge_bias,
@@ -24,8 +25,8 @@ RANDOM = np.random.default_rng(0)
 THEIRS = RANDOM.normal(size=(6, 200)).astype(np.float32) * 4
 
 
-def noise(scale, seed=1):
-    return np.random.default_rng(seed).normal(size=THEIRS.shape).astype(np.float32) * scale
+def noise(scale, seed=1, shape=THEIRS.shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32) * scale
 
 
 ROUNDING = compare(THEIRS, THEIRS + noise(0.01))
@@ -150,14 +151,36 @@ def test_nan_does_not_pass():
     assert "rms logit difference" in whats(failures)
 
 
-def test_the_mean_over_more_positions_has_a_tighter_bound():
+def test_the_mean_over_more_texts_has_a_tighter_bound():
     many = join([ROUNDING] * 16)
-    assert bias_bound(ROUNDING, EXACT) == pytest.approx(3 * ROUNDING.total_rms / math.sqrt(6))
-    assert bias_bound(many, EXACT) == pytest.approx(bias_bound(ROUNDING, EXACT) / 4)
+    one = 3 * ROUNDING.total_rms / math.sqrt(6 / (1 + 5 / 16))
+    assert bias_bound(ROUNDING, EXACT) == pytest.approx(one)
+    assert bias_bound(many, EXACT, texts=16) == pytest.approx(one / 4)
     shifted = compare(THEIRS, (THEIRS + 0.5 * ROUNDING.total_rms).astype(np.float32))
     assert list(judge_bias("part", "one prompt", shifted, ROUNDING, EXACT)) == []
-    (failure,) = judge_bias("part", "all prompts", join([shifted] * 16), many, EXACT)
+    (failure,) = judge_bias("part", "all prompts", join([shifted] * 16), many, EXACT, texts=16)
     assert str(failure).startswith("part, all prompts: size of the mean logit difference is ")
+
+
+def test_positions_of_a_text_count_as_fewer():
+    assert [independent_positions(n, 1) for n in (1, 17)] == [1, 8.5]
+    assert independent_positions(10**6, 1) == pytest.approx(16, rel=1e-3)
+    assert independent_positions(34, 2) == 17
+    rng = np.random.default_rng(0)
+    shared, own = rng.normal(0, 1 / 4, (4000, 1)), rng.normal(0, math.sqrt(15 / 16), (4000, 32))
+    assert (shared + own).mean(axis=1).std() == pytest.approx(
+        1 / math.sqrt(independent_positions(32, 1)), 0.05
+    )
+
+
+def test_a_shift_of_the_yardstick_s_size_is_found_in_an_answer():
+    """All logits larger by what rounding does to one: 32 positions, a rounding of all in one direction."""
+    theirs = np.tile(THEIRS, (6, 1))[:32]
+    rounding = compare(theirs, theirs + noise(0.01, shape=theirs.shape))
+    for sign in (1, -1):
+        ours = compare(theirs, (theirs + sign * rounding.total_rms).astype(np.float32))
+        (failure,) = judge("part", "prompt", ours, rounding, EXACT)
+        assert failure.what == "size of the mean logit difference"
 
 
 def test_a_single_position_is_judged_as_one():

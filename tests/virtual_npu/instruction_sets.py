@@ -59,15 +59,19 @@ class InstructionSet:
         return f"-include {EMULATED / self.emulates} -DEMULATED_DIGEST=0x{digest} {self.more}"
 
     @contextmanager
-    def chosen(self) -> Iterator[None]:
-        """As long as it holds, programs are built for this set, and those of no user in half the time."""
+    def chosen(self, level: int | None = None) -> Iterator[None]:
+        """As long as it holds, programs are built for this set, and those of no user in half the time.
+
+        level: of optimisation; None: what users have, on the CPU's own set.
+        """
         if not self.is_here():
             pytest.skip(f"this CPU has no {self.march}")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_MARCH", self.march)
             if self.march != "native":  # as on the CPUs that have no more, whoever made this one
                 patch.setattr(cpu, "cpu_defines", tuple)
-            patch.setenv("VNPU_OPT", "3" if self.march == "native" and not self.emulates else "1")
+            as_users = self.march == "native" and not self.emulates
+            patch.setenv("VNPU_OPT", str(level or (3 if as_users else 1)))
             if self.options:
                 patch.setenv("VNPU_CXX", f"{known_compilers()[0].command[0]} {self.options}")
             yield

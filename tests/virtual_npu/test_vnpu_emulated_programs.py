@@ -102,7 +102,7 @@ def test_the_sets_differ() -> None:
     assert len(found) == 3
 
 
-@pytest.mark.parametrize("name", ["BFMMLA emulated", BY_SIGNAL])
-def test_the_demo_answers(name: str) -> None:
-    with SETS[name].chosen(), load("demo", backend="virtual") as model:
+def test_the_demo_answers() -> None:
+    """On AMX; with BFMMLA it does so on an emulated Arm CPU (tests/emulator)."""
+    with SETS[BY_SIGNAL].chosen(), load("demo", backend="virtual") as model:
         assert str(model.generate("What is the capital of France?")) == "The capital of France is Paris."

@@ -6,6 +6,7 @@ And the team of threads behind them: one for all native code of a process.
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -98,12 +99,24 @@ def test_two_at_once_come_to_the_same(library, monkeypatch):
             np.testing.assert_array_equal(counts, 20)
 
 
+def test_waiting_threads_sleep(library, monkeypatch):
+    """What they poll for between two runs would take a core each."""
+    monkeypatch.setenv("VNPU_THREADS", "4")
+    count(library)
+    began = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - began < 0.03
+
+
 IN_A_PROCESS = """
 import os, sys
 import numpy as np
 from aerie import virtual_npu
 from aerie.engine.attention import CacheAttention
 from aerie.engine.numerics import bf16
+from aerie.virtual_npu import thread_team
+
+thread_team.limit_threads(64)
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -108,7 +108,7 @@ def errors_page() -> str:
             "What goes wrong in a run on the virtual NPU",
             "`kind` of the error, and of `--json`: "
             + ", ".join(code(each) for each in (*ERROR_KINDS, "schedule", "garbage", "sanitizer", "crash"))
-            + ". [The virtual NPU](../explanation/virtual-npu.md#what-the-checks-find) explains each.",
+            + ". [The table of checks](virtual-npu-checks.md) explains each.",
         ),
     )
 

@@ -171,6 +171,22 @@ def refused(model: type[BaseModel]) -> str:
     )
 
 
+STATUSES: Mapping[str, str] = {
+    "400": "no JSON; a field that is wrong, unknown or missing; a prompt that does not fit "
+    "(`context_length_exceeded`); `model_too_large`",
+    "401": "no API key, or a wrong one",
+    "403": "a page of another site; another name for this machine than its own",
+    "404, 405, 415": "no such address or model; another method; another content type",
+    "408, 413, 431": "a request that is too slow or too large",
+    "409": "a model is to be unloaded and has requests under way",
+    "429": "more answers than may wait",
+    "500": "a defect, or a device that failed",
+    "501, 507": "slots without `--slot-save-path`; no room for a file",
+    "503": "the model is loading, has no room, or failed; the server stops; no token came in time",
+}
+"""When a request ends with an error, by HTTP's status."""
+
+
 def http_page() -> str:
     found = list(addresses())
     methods: dict[str, list[str]] = {}
@@ -190,6 +206,7 @@ def http_page() -> str:
         "`X-Aerie-Note` of a response names the fields that its request set and that change no answer. "
         "A server shows this page at `/docs`, and for programs at `/openapi.json`.",
         section("Addresses", table(("method", "address", "what it does"), rows)),
+        section("Statuses", table(("status", "when"), STATUSES.items())),
         *sections,
         options,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from md_text import code, page, section, table
 
 from aerie.engine import unsupported_models
+from aerie.engine.decode_paths import DECODE_PATHS, FEATURES
 from aerie.engine.families import FAMILIES
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shape_limits import rules
@@ -61,6 +62,10 @@ def models_page() -> str:
 def _has(family: Any) -> str:
     parts = ["biases of queries, keys and values"] * family.qkv_bias
     parts += ["norms of queries and keys"] * family.qk_norm
+    parts += [f"no RoPE in every layer of {family.no_rope_interval}"] * bool(family.no_rope_interval)
+    parts += ["RoPE on a part of each head"] * family.has_partial_rotary
+    parts += ["fused tensors"] * family.is_fused
+    parts += ["factors of embeddings, scores, residuals and logits"] * family.has_multipliers
     parts += ["a sliding window"] * (family.sliding_window is not None)
     parts += ["block diffusion"] * (family.diffusion is not None)
     return ", ".join(parts)
@@ -81,7 +86,13 @@ def programs_page() -> str:
             ),
         ),
         section(
-            f"The six programs of the decode family guide, for prompts of {SEQ_LEN} tokens",
+            "What each decode path can do",
+            "`seq_len` is the path `guide` with six programs for one length of prompts. Draft tokens, "
+            "diffusion blocks and batches of a model with variants use `rows`.",
+            table(("", *map(code, DECODE_PATHS)), map(_supported, FEATURES)),
+        ),
+        section(
+            f"The six programs of the decode path guide, for prompts of {SEQ_LEN} tokens",
             *_programs(plan_programs(LLAMA_3_2_1B, SEQ_LEN)),
         ),
         section(
@@ -89,6 +100,12 @@ def programs_page() -> str:
             *_programs(plan_variant_programs(LLAMA_3_2_1B, [VARIANT])),
         ),
     )
+
+
+def _supported(feature: str) -> list[str]:
+    """A row: the feature, and of each decode path "yes" or the reason against it."""
+    reasons = [path.reason_against(feature) for path in DECODE_PATHS.values()]
+    return [FEATURES[feature], *(f"no: {reason}" if reason else "yes" for reason in reasons)]
 
 
 def _programs(plans: dict[str, Any]) -> Iterator[str]:

@@ -84,6 +84,43 @@ class TileOp(AieOp):
         return self.integer("col"), self.integer("row")
 
 
+TILE_KINDS = {"ShimNOCTile": (0, 0), "ShimPLTile": (0, 0), "MemTile": (1, 1), "CoreTile": (2, ROWS - 1)}
+"""The kinds of tiles, with their first and last row."""
+
+
+@irdl_op_definition
+class LogicalTileOp(IRDLOperation):
+    """`%t = aie.logical_tile<CoreTile>(?, ?)`: a tile of a kind, whose column or row may be open."""
+
+    name = "aie.logical_tile"
+    kind = prop_def(StringAttr)
+    col = opt_prop_def(IntegerAttr)
+    row = opt_prop_def(IntegerAttr)
+    result = result_def(INDEX)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        with parser.in_angle_brackets():
+            start = parser.pos
+            kind = parser.parse_identifier()
+            if kind not in TILE_KINDS:
+                parser.raise_error(f"no {kind}: write one of {', '.join(TILE_KINDS)}", start)
+        properties: dict[str, Attribute] = {"kind": StringAttr(kind)}
+        parser.parse_punctuation("(")
+        for name in ("col", "row"):
+            if parser.parse_optional_punctuation("?") is None:
+                properties[name] = IntegerAttr(parser.parse_integer(allow_boolean=False), i32)
+            if name == "col":
+                parser.parse_punctuation(",")
+        parser.parse_punctuation(")")
+        attributes = parser.parse_optional_attr_dict()
+        return cls(result_types=[INDEX], properties=properties, attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        places = ", ".join("?" if one is None else str(one.value.data) for one in (self.col, self.row))
+        print_parts(printer, f"<{self.kind.data}>({places})", self.attributes)
+
+
 @irdl_op_definition
 class LockOp(IRDLOperation):
     """`%l = aie.lock(%t, 3) {init = 1 : i32}`."""

@@ -295,6 +295,40 @@ class DmaFreeTaskOp(_TaskOp):
     name = "aiex.dma_free_task"
 
 
+# ---- resets ----
+
+
+@irdl_op_definition
+class CoreResetOp(AieOp):
+    """`aiex.core_reset(%t)`: a core stands still until it is enabled, and then begins anew."""
+
+    name = "aiex.core_reset"
+    tile = operand_def(INDEX)
+    FORMAT: ClassVar[str] = "`(` $tile `)` attr-dict"
+
+
+@irdl_op_definition
+class DmaChannelResetOp(AieOp):
+    """`aiex.dma_channel_reset(%t, MM2S, 0)`: a channel and its queue, not its locks."""
+
+    name = "aiex.dma_channel_reset"
+    tile = operand_def(INDEX)
+    direction = prop_def(StringAttr)
+    channel = prop_def(IntegerAttr)
+    FORMAT: ClassVar[str] = (
+        "`(` $tile `,` custom<Word>($direction) `,` custom<Number>($channel) `)` attr-dict"
+    )
+
+
+@irdl_op_definition
+class DmaChannelResetForOp(AieOp):
+    """`aiex.dma_channel_reset_for @in`: the channel of an allocation."""
+
+    name = "aiex.dma_channel_reset_for"
+    alloc = prop_def(SymbolRefAttr)
+    FORMAT: ClassVar[str] = "$alloc attr-dict"
+
+
 # ---- registers ----
 
 

@@ -43,7 +43,10 @@ class Architecture:
 
 ARCHITECTURES = {
     "llama": Architecture("llama", permutes_qk=True),
+    "granite": Architecture("granite", permutes_qk=True),
+    "phi3": Architecture("phi3"),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
+    "smollm3": Architecture("smollm3", permutes_qk=True),
 }
 """By `general.architecture`. Mistral's files call themselves llama, and are the same but for a window."""

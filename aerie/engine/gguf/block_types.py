@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+QUANTISATION_VERSION = 2
+"""Of these layouts (ggml.h, GGML_QNT_VERSION); a file names its own in `general.quantization_version`."""
+
 
 class BlockType(NamedTuple):
     """A block of `values` values of a row takes `size` bytes. number: what a file calls it. scales_at: the

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from aerie.engine.errors import ConfigError
+from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.architectures import ARCHITECTURES
 from aerie.engine.gguf.container import short
 from aerie.engine.gguf.model_files import GGUFModel
@@ -128,10 +129,18 @@ def config_entries(model: GGUFModel) -> dict[str, Any]:
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "eos_token_id": _eos_tokens(model),
-        **_rotation(keys, head_dim),
+        **_rotation(keys, architecture, head_dim),
         **_window(keys),
         **_other_models(keys),
+        **_attention_scale(keys, architecture, head_dim),
     }
+
+
+def _attention_scale(keys: MetadataReader, architecture: str, head_dim: int) -> dict[str, float]:
+    """What scores are multiplied with, of a family with such a factor: llama.cpp has another default than
+    transformers."""
+    has_factor = FAMILIES[architecture].has_multipliers and not keys.get("attention.scale")
+    return {"attention_multiplier": head_dim**-0.5} if has_factor else {}
 
 
 def _supported(model: GGUFModel) -> str:
@@ -180,10 +189,11 @@ def _eos_tokens(model: GGUFModel) -> list[int]:
     return list(dict.fromkeys(token for token in given if token is not None))
 
 
-def _rotation(keys: MetadataReader, head_dim: int) -> dict[str, Any]:
+def _rotation(keys: MetadataReader, architecture: str, head_dim: int) -> dict[str, Any]:
     turned = keys.positive_int("rope.dimension_count", head_dim)
     part = {} if turned == head_dim else {"partial_rotary_factor": turned / head_dim}
-    return {"rope_parameters": rope_entries(keys.model, head_dim), **part}
+    width = turned if FAMILIES[architecture].has_partial_rotary else head_dim
+    return {"rope_parameters": rope_entries(keys.model, width), **part}
 
 
 def _window(keys: MetadataReader) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from aerie.engine.folder import INDEX_FILE, SINGLE_FILE, check_file
+from aerie.engine.gguf.block_types import QUANTISATION_VERSION
 from aerie.engine.gguf.container import (
     FETCH,
     Container,
@@ -95,6 +96,7 @@ def open_gguf(path: Path) -> GGUFModel:
                 )
             tensors[name] = entry
     _check_complete(first, tensors)
+    _check_version(first, tensors)
     return GGUFModel(first.path, first.metadata, tensors)
 
 
@@ -182,4 +184,16 @@ def _check_complete(first: Container, tensors: Mapping[str, TensorEntry]) -> Non
         raise GGUFError(
             f"{first.path} and its other parts have {len(tensors)} tensors, and split.tensors.count is "
             f"{wanted!r}: {FETCH}"
+        )
+
+
+def _check_version(first: Container, tensors: Mapping[str, TensorEntry]) -> None:
+    """Raises GGUFError for blocks whose layout is that of another version."""
+    version = first.metadata.get("general.quantization_version", QUANTISATION_VERSION)
+    name = next((name for name, entry in tensors.items() if entry.kind.values > 1), None)
+    if name is not None and version != QUANTISATION_VERSION:
+        raise GGUFError(
+            f"{first.path}: tensor {name} has blocks of {tensors[name].kind.name} of version {version!r} "
+            f"(general.quantization_version), and those of version {QUANTISATION_VERSION} are read: fetch "
+            "another file of the same model"
         )

@@ -39,6 +39,8 @@ def rope_entries(model: GGUFModel, head_dim: int) -> dict[str, Any]:
     """With rope_theta and rope_type. Raises ConfigError."""
     base = _number(model, "freq_base", DEFAULT_BASE)
     kind = model.metadata.get(f"{model.architecture}.rope.scaling.type") or "none"
+    if kind == "none" and LONG_FACTORS in model.tensors:  # files of Phi-3 name no rule
+        kind = "longrope"
     if ROPE_FREQS in model.tensors:
         if kind != "none":
             raise ConfigError(
@@ -65,6 +67,8 @@ def _by_keys(model: GGUFModel, kind: str, head_dim: int) -> dict[str, Any]:
     for ours, theirs in OF_YARN.items():
         if f"{model.architecture}.rope.scaling.{ours}" in model.metadata:
             rule[theirs] = _number(model, f"scaling.{ours}", 1.0)
+    if kind == "yarn" and "attention_factor" in rule:  # files have a factor of yarn's own magnitude
+        rule["attention_factor"] *= 0.1 * math.log(rule["factor"]) + 1
     if kind == "longrope":
         rule["long_factor"] = _factors(model, LONG_FACTORS, head_dim)
         rule["short_factor"] = _factors(model, SHORT_FACTORS, head_dim)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,7 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_int64) for name in _SIZES),
+        ("scale", ctypes.c_double),
         ("position", ctypes.POINTER(KVPosition)),
     )
 
@@ -101,11 +103,16 @@ class NativeLayer:
 
     keys and values: (kv_heads, capacity, head_dim). To store rows, pass key_rows and value_rows, (rows,
     kv_heads * head_dim). To attend, pass query and out, (heads * head_dim,). All are bf16 and contiguous.
-    Raises ValueError for other arrays.
+    scale: what scores are multiplied with; None means 1 / sqrt(head_dim). Raises ValueError for other arrays.
     """
 
     def __init__(
-        self, native: NativeAttention, position: KVPosition, threads: int, **arrays: BF16Array
+        self,
+        native: NativeAttention,
+        position: KVPosition,
+        threads: int,
+        scale: float | None = None,
+        **arrays: BF16Array,
     ) -> None:
         kv_heads, capacity, head_dim = arrays["keys"].shape
         query_size = arrays["query"].size if "query" in arrays else 0
@@ -117,7 +124,7 @@ class NativeLayer:
             _check(name, array, expected.get(name, array.size))
         pointers = (arrays[name].ctypes.data if name in arrays else None for name in _ARRAYS)
         self._native = native
-        self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(position))
+        self._in_c = _Layer(*pointers, *sizes, scale or 1 / math.sqrt(head_dim), ctypes.pointer(position))
         self._keeps = self._in_c, arrays
 
     def keep_rows(self) -> HostWork:

@@ -41,6 +41,7 @@ struct Layer {
   std::uint16_t *keys, *values;  // (kv_heads, capacity, head_dim)
   std::uint16_t* out;  // (heads * head_dim)
   std::int64_t heads, kv_heads, head_dim, capacity, threads;
+  double scale;  // what scores are multiplied with
   const KVPosition* position;
 };
 
@@ -48,7 +49,7 @@ struct Job : Layer {
   std::int64_t group, first, positions;
   std::int64_t padded;  // positions, rounded up to whole tiles
   const std::int64_t* visible;
-  float scale;
+  float score_scale;
 
   explicit Job(const Layer& layer)
       : Layer(layer),
@@ -57,7 +58,7 @@ struct Job : Layer {
         positions(position->visible_stop - first),
         padded((positions + kTile - 1) / kTile * kTile),
         visible(position->visible),
-        scale(float(1 / std::sqrt(double(head_dim)))) {}
+        score_scale(float(scale)) {}
 };
 
 // Calls ASK(line) for each cache line of these elements.
@@ -143,7 +144,7 @@ void score(const Job& job, Layout layout, const float* query, const std::uint16_
   for (std::int64_t at = from; at < to; at += kRows) {
     for (int row = 0; row < kRows; ++row) rows[row] = layout(keys, std::min(at + row, last));
     layout.prefetch_ahead(keys, at, kRows, layout.width);
-    store(scores + at * HEADS, score_of_tile<HEADS>(query, rows, layout.width) * job.scale);
+    store(scores + at * HEADS, score_of_tile<HEADS>(query, rows, layout.width) * job.score_scale);
   }
 }
 

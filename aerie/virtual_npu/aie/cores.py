@@ -11,7 +11,8 @@ from xdsl.ir import Block, Operation, SSAValue
 from aerie.air_dialect.aie import array
 from aerie.air_dialect.aie import object_fifos as fifo_ops
 from aerie.common.shown_names import symbol_name
-from aerie.virtual_npu.aie.design import Device, lock_number, place_of
+from aerie.virtual_npu.aie import costs
+from aerie.virtual_npu.aie.design import Channel, Device, lock_number, place_of
 from aerie.virtual_npu.aie.object_fifos import Fifo
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, emitter
@@ -23,6 +24,8 @@ from aerie.virtual_npu.codegen.scf import assign, declare
 
 _WIDEST = 64
 """Bytes of the widest access of a core."""
+_WORD = 4
+"""Bytes of a word of a stream."""
 
 
 @dataclass
@@ -50,6 +53,13 @@ class CoreBody(Body):
     @property
     def checks_bounds(self) -> bool:
         return isinstance(self.file, AieFile) and self.file.checks_bounds
+
+    def operation(self, op: Operation) -> None:
+        super().operation(op)
+        if isinstance(op, NestOp):
+            self.emit_line(f"core.spend({costs.cycles(op.original)});")
+        elif op.name == "func.call":
+            self.emit_line(f"core.spend({costs.KERNEL});")
 
     @property
     def heartbeat(self) -> str:
@@ -257,6 +267,37 @@ def _use_lock(body: Body, op: Operation) -> None:
     else:
         at_least = "true" if op.action.data == "AcquireGreaterEqual" else "false"
         body.emit_line(f"co_await core.acquire({number}, {value}, {at_least}, {line});")
+
+
+def _own_port(body: Body, op: Operation, *, sends: bool) -> int:
+    """The number of a core's own port among the channels."""
+    assert isinstance(body, CoreBody)
+    assert isinstance(body.root, array.CoreOp)
+    assert body.device is not None
+    number = body.number(op.operands[0])
+    if number is None:
+        raise unsupported(op, "a port known only at run time is not supported: write a constant")
+    return body.device.number_of(Channel(place_of(body.root.tile), sends, number, "Core"))
+
+
+@emitter("aie.put_stream")
+def _put_stream(body: Body, op: Operation) -> None:
+    port, value, line = _own_port(body, op, sends=True), op.operands[1], line_of(op)
+    if types.byte_width(value.type) != _WORD:
+        raise unsupported(op, "of anything but 32 bits is not supported")
+    body.comment(op)
+    body.emit_line(f"co_await core.to_put_word({port}, {line});")
+    body.emit_line(f"core.put_word({port}, __builtin_bit_cast(uint32_t, {body.text(value)}));")
+
+
+@emitter("aie.get_stream")
+def _get_stream(body: Body, op: Operation) -> None:
+    port, type_ = _own_port(body, op, sends=False), op.results[0].type
+    if types.byte_width(type_) != _WORD:
+        raise unsupported(op, "of anything but 32 bits is not supported")
+    body.comment(op)
+    body.emit_line(f"co_await core.to_get_word({port}, {line_of(op)});")
+    body.define(op.results[0], f"__builtin_bit_cast({types.cpp(type_)}, core.get_word({port}))")
 
 
 @emitter("aie.put_cascade")

@@ -13,6 +13,7 @@ from aerie.air_dialect.aie import array, dma, routing
 from aerie.air_dialect.aie.attributes import BdIterationAttr, PacketInfoAttr
 from aerie.air_dialect.aie.formats import integer_of, integers, string_of
 from aerie.air_dialect.index_analysis import constant_int
+from aerie.virtual_npu.aie.placement import place_logical_tiles
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
 
@@ -92,11 +93,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Channel:
-    """A DMA channel."""
+    """A DMA channel, or another port of a tile to the switch."""
 
     place: Place
     sends: bool
     number: int
+    port: str = "DMA"
+    """DMA, Core, or TileControl, by which a tile sends tokens to the host."""
 
 
 @dataclass
@@ -120,6 +123,12 @@ class Device:
     buffer_of: dict[SSAValue, int] = field(default_factory=dict)
     buffer_named: dict[str, int] = field(default_factory=dict)
     lock_of: dict[SSAValue, int] = field(default_factory=dict)
+    pad_values: dict[Channel, int] = field(default_factory=dict)
+    """What the padding of a channel consists of, where that is not 0."""
+    bd_at: dict[tuple[Place, int], int] = field(default_factory=dict)
+    """The descriptors of DMA programs, by tile and number."""
+    whole_memory: dict[Place, int] = field(default_factory=dict)
+    """Buffers for all of a tile's memory, where a sequence writes to addresses that no buffer has."""
 
     @property
     def name(self) -> str:
@@ -136,7 +145,11 @@ class Device:
 
     def channel(self, place: Place, sends: bool, number: int) -> int:
         """The number of a channel, which is one of the device from now on."""
-        return self.channels.setdefault(Channel(place, sends, number), len(self.channels))
+        return self.number_of(Channel(place, sends, number))
+
+    def number_of(self, channel: Channel) -> int:
+        """The same, of a channel or port that is made already."""
+        return self.channels.setdefault(channel, len(self.channels))
 
     def add_buffer(self, buffer: Buffer) -> int:
         """A further buffer; gives its number."""
@@ -159,6 +172,11 @@ class Device:
     def add_task(self, channel: Channel, bd: int, repeat: int = 0) -> None:
         """A further chain of a channel."""
         self.tasks.append(Task(self.channel(channel.place, channel.sends, channel.number), bd, repeat))
+
+    def note_pad_value(self, channel: Channel, op: Operation, name: str = "pad_value") -> None:
+        """Take what an operation says of the padding of a channel."""
+        if integer_of(op, name, 0):
+            self.pad_values[channel] = integer_of(op, name)
 
     def core_at(self, place: Place) -> int | None:
         """The number of the core of a tile; None where it has none."""
@@ -191,6 +209,7 @@ def value_name(value: SSAValue) -> str:
 
 def read_device(op: array.DeviceOp, number: int) -> Device:
     """The tables of a device, but for routes and object FIFOs. Raises UnsupportedOpError."""
+    place_logical_tiles(op)
     device = Device(op, number)
     for inner in op.walk():
         if isinstance(inner, array.BufferOp):
@@ -230,7 +249,7 @@ def _address(op: array.BufferOp) -> int | None:
 
 
 def _initial(op: array.BufferOp) -> Attribute | None:
-    value = op.initial_value
+    value = op.initial_value or attribute(op, "initial_value")
     if value is not None and not isinstance(value, DenseIntOrFPElementsAttr):
         raise unsupported(op, "an initial value other than dense<...> is not supported")
     return value
@@ -238,7 +257,8 @@ def _initial(op: array.BufferOp) -> Attribute | None:
 
 def _read_program(device: Device, op: dma.DmaProgramOp) -> None:
     """The channels of a tile: the entry block starts the first one, and its chain leads to the next."""
-    place, numbers = place_of(op.tile), _BdNumbers()
+    place = place_of(op.tile)
+    numbers = _BdNumbers(place)
     if not op.body.blocks:
         return
     for inner in op.body.walk():
@@ -251,7 +271,9 @@ def _read_program(device: Device, op: dma.DmaProgramOp) -> None:
         start = block.last_op
         if not isinstance(start, dma.DmaStartOp):
             break
-        channel = device.channel(place, start.direction.data == "MM2S", start.channel.value.data)
+        own = Channel(place, start.direction.data == "MM2S", start.channel.value.data)
+        channel = device.number_of(own)
+        device.note_pad_value(own, start)
         first = _read_chain(device, start.dest, {}, numbers)
         if first is not None:
             device.tasks.append(Task(channel, first, integer_of(start, "repeat_count", 0)))
@@ -261,7 +283,8 @@ def _read_program(device: Device, op: dma.DmaProgramOp) -> None:
 class _BdNumbers:
     """Numbers for the descriptors of a tile that have none."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self.place = place
         self._next = 0
 
     def of(self, op: dma.DmaBdOp) -> int:
@@ -300,7 +323,9 @@ def _read_loop(device: Device, op: dma.DmaOp, place: Place, numbers: _BdNumbers)
     for number, following in zip(found, found[1:] + found[:1] if op.loops else found[1:], strict=False):
         device.bds[number].next = following
     if found:
-        channel = device.channel(place, op.direction.data == "MM2S", op.channel.value.data)
+        own = Channel(place, op.direction.data == "MM2S", op.channel.value.data)
+        channel = device.number_of(own)
+        device.note_pad_value(own, op)
         device.tasks.append(Task(channel, found[0], integer_of(op, "repeat_count", 0)))
 
 
@@ -313,7 +338,8 @@ def read_bd(device: Device, ops: Sequence[Operation], numbers: _BdNumbers) -> in
     for op in ops:
         if isinstance(op, array.UseLockOp):
             use_lock(device, bd, op)
-    return device.add_bd(bd)
+    number = device.bd_at[numbers.place, bd.number] = device.add_bd(bd)
+    return number
 
 
 def use_lock(device: Device, bd: Bd, op: array.UseLockOp) -> None:

@@ -36,7 +36,12 @@ def check_memory(device: Device) -> None:
 
 
 def _check_size(device: Device, op: Operation, place: Place, stack: int) -> None:
-    used = sum(_bytes(buffer.type) for buffer in device.buffers if buffer.place == place)
+    whole = device.whole_memory.get(place)
+    used = sum(
+        _bytes(buffer.type)
+        for number, buffer in enumerate(device.buffers)
+        if buffer.place == place and number != whole
+    )
     most = _MEMORY.get(place[1], _CORE_MEMORY)
     if used + stack > most:
         raise unsupported(

@@ -243,6 +243,7 @@ def _connect(device: Device, fifo: Fifo) -> None:
     source = _free_channel(
         device, fifo, places[0], sends=True, pinned=integer_of(fifo.op, "prod_dma_channel", -1)
     )
+    device.note_pad_value(source, fifo.op, "padValue")
     _fill(device, fifo, source, 0, _dimensions(fifo.op.to_stream, fifo.op))
     for end, place in enumerate(places[1:], 1):
         sink = _free_channel(device, fifo, place, sends=False)

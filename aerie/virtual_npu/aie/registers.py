@@ -1,103 +1,29 @@
-"""The operations of a sequence that write registers: descriptors, queues, locks and data memory of tiles.
+"""The operations of a sequence that write registers: descriptors, queues, resets, locks and memory of tiles.
 
-What is written is known when the C++ is made. So descriptors are decoded here, when a queue is given one; the
-layouts are those of AIE-ML (aie-rt, xaiemlgbl_params.h).
+What is written is known when the C++ is made. So descriptors are decoded here, when a queue is given one
+(register_layout, register_tasks).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, SymbolRefAttr
 from xdsl.dialects.memref import GetGlobalOp, GlobalOp
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.aie import sequence as ops
 from aerie.air_dialect.aie.formats import integer_of
-from aerie.virtual_npu.aie.design import MEMTILE, SHIM, Device, Place
-from aerie.virtual_npu.aie.sequence import SequenceBody, of_sequence, pause, push, start_task
+from aerie.common.shown_names import symbol_name
+from aerie.virtual_npu.aie import register_layout as layouts
+from aerie.virtual_npu.aie.design import MEMTILE, SHIM, Channel, Device, Place, place_of
+from aerie.virtual_npu.aie.register_layout import RegisterBd, layout_of
+from aerie.virtual_npu.aie.register_tasks import buffer_at, lock_at, push_written, registers_of
+from aerie.virtual_npu.aie.sequence import SequenceBody, allocation, of_sequence, pause
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, emitter
-from aerie.virtual_npu.codegen.cpp_text import mul, parenthesize
-from aerie.virtual_npu.codegen.op_errors import line_of, unsupported
-
-WORDS = 8
-"""Registers of a descriptor; a core's tile has six of them."""
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where registers lie in a tile."""
-
-    descriptors: int
-    most_descriptors: int
-    locks: int
-    most_locks: int
-    receive_queue: int
-    send_queue: int
-    channels: int
-    memory: int
-
-    def control(self, offset: int) -> bool:
-        """Whether an offset is the control register of a channel."""
-        queues = (self.receive_queue, self.send_queue)
-        return any(
-            (offset + 4 - queue) % 8 == 0 and 0 <= offset + 4 - queue < 8 * self.channels for queue in queues
-        )
-
-
-_SHIM = _Layout(0x1D000, 16, 0x14000, 16, 0x1D204, 0x1D214, 2, 0)
-_MEMTILE = _Layout(0xA0000, 48, 0xC0000, 64, 0xA0604, 0xA0634, 6, 0x80000)
-_CORE = _Layout(0x1D000, 16, 0x1F000, 16, 0x1DE04, 0x1DE14, 2, 0x10000)
-_IGNORED = (
-    (0x34000, 0x35000),
-    (0x14500, 0x14600),
-    (0x94000, 0x96000),
-    (0x140A0, 0x14300),
-    (0x31500, 0x31600),
-    (0x3FF00, 0x3FF40),
-    (0xB0F00, 0xB0F40),
-)
-"""Registers of events, traces and performance counters, which change no data."""
-_CONTROLLER = 0xFF00
-"""The bits of a channel's control register that say where its tokens go."""
-
-
-def _layout(place: Place) -> _Layout:
-    return {SHIM: _SHIM, MEMTILE: _MEMTILE}.get(place[1], _CORE)
-
-
-@dataclass
-class RegisterBd:
-    """A descriptor as its registers say it: counts in words of 32 bits."""
-
-    length: int = 0
-    dimensions: list[tuple[int, int]] = field(default_factory=list)
-    iteration: tuple[int, int, int] | None = None
-    packet: tuple[int, int] | None = None
-    acquire: tuple[int, int] | None = None
-    release: tuple[int, int] | None = None
-    next: int | None = None
-    memory: tuple[SSAValue, int] | None = None
-    """The argument that its address was patched with, and how many bytes behind its begin."""
-    is_of_trace: bool = False
-    """Whether it writes to an argument that the sequence does not have, as those for traces do."""
-
-
-@dataclass
-class Registers:
-    """The descriptors that a sequence has written so far, by tile and number."""
-
-    bds: dict[tuple[Place, int], RegisterBd] = field(default_factory=dict)
-
-
-def _registers(body: SequenceBody) -> Registers:
-    if body.registers is None:
-        body.registers = Registers()
-    assert isinstance(body.registers, Registers)
-    return body.registers
+from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
 
 
 def _number(body: Body, op: Operation, value: SSAValue) -> int:
@@ -107,12 +33,31 @@ def _number(body: Body, op: Operation, value: SSAValue) -> int:
     return number & 0xFFFFFFFF
 
 
-def _target(op: Operation, address: int) -> tuple[Place, int]:
-    """The tile and the offset in it: of an absolute address, or of one beside `column` and `row`."""
+@dataclass(frozen=True)
+class _Target:
+    """What an operation writes to: bytes of a tile, or of a buffer."""
+
+    place: Place
+    offset: int
+    buffer: int | None = None
+
+    def after(self, words: int) -> _Target:
+        """So many words behind it."""
+        return _Target(self.place, self.offset + 4 * words, self.buffer)
+
+
+def _target(device: Device, op: Operation, address: int) -> _Target:
+    """An absolute address, one beside `column` and `row`, or a word of a `buffer`."""
+    name = attribute(op, "buffer")
+    if isinstance(name, SymbolRefAttr):
+        number = device.buffer_named.get(name.root_reference.data)
+        if number is None:
+            raise unsupported(op, f"no aie.buffer {symbol_name(name.root_reference.data)}")
+        return _Target(device.buffers[number].place, 4 * address, number)
     column, row = integer_of(op, "column", -1), integer_of(op, "row", -1)
     if column >= 0 and row >= 0:
-        return (column, row), address & 0xFFFFF
-    return (address >> 25, address >> 20 & 0x1F), address & 0xFFFFF
+        return _Target((column, row), address & 0xFFFFF)
+    return _Target((address >> 25, address >> 20 & 0x1F), address & 0xFFFFF)
 
 
 # ---- writes ----
@@ -122,76 +67,87 @@ def _target(op: Operation, address: int) -> tuple[Place, int]:
 def _write32(body: Body, op: Operation) -> None:
     assert isinstance(op, ops.Write32Op)
     inner, device = of_sequence(body, op)
-    place, offset = _target(op, _number(body, op, op.address))
     body.comment(op)
-    _write(inner, device, op, place, offset, _number(body, op, op.value))
+    target = _target(device, op, _number(body, op, op.address))
+    _write(inner, device, op, target, _number(body, op, op.value))
 
 
-def _write(body: SequenceBody, device: Device, op: Operation, place: Place, offset: int, value: int) -> None:
-    layout = _layout(place)
-    if offset < layout.memory:
-        _write_memory(body, device, op, place, offset, value)
+def _write(body: SequenceBody, device: Device, op: Operation, target: _Target, value: int) -> None:
+    place, offset = target.place, target.offset
+    layout = layout_of(place)
+    queue, descriptor = layout.queue(offset), layout.descriptor(offset)
+    if target.buffer is not None or offset < layout.memory:
+        _write_memory(body, device, op, target, value)
     elif layout.locks <= offset < layout.locks + 0x10 * layout.most_locks:
-        number = (offset - layout.locks) // 0x10
-        lock = next(
-            (n for n, one in enumerate(device.locks) if (one.place, one.number) == (place, number)), None
-        )
-        if lock is None:
-            raise unsupported(op, f"tile {place} has no lock {number}")
+        lock = lock_at(device, op, place, (offset - layout.locks) // 0x10)
         pause(body, line_of(op))
         body.emit_line(f"host.set_lock({lock}, {value & 0x3F});")
-    elif _queue(layout, offset) is not None:
-        sends, channel = _queue(layout, offset) or (False, 0)
+    elif queue is not None:
         bd = value & (0x3F if place[1] == MEMTILE else 0xF)
-        _push(body, device, op, place, sends, channel, bd, value >> 16 & 0xFF, bool(value >> 31))
-    elif not any(low <= offset < high for low, high in _IGNORED):
-        raise unsupported(op, f"register {offset:#x} of tile {place} is not supported")
+        push_written(body, device, op, Channel(place, *queue), bd, value >> 16 & 0xFF, bool(value >> 31))
+    elif descriptor is not None:
+        registers_of(body).write(place, *descriptor, value)
+    else:
+        _write_control(body, device, op, target, value, 0xFFFFFFFF)
 
 
-def _queue(layout: _Layout, offset: int) -> tuple[bool, int] | None:
-    """The direction and channel of a task queue's register."""
-    for sends, first in ((False, layout.receive_queue), (True, layout.send_queue)):
-        if first <= offset < first + 8 * layout.channels and (offset - first) % 8 == 0:
-            return sends, (offset - first) // 8
-    return None
+def _write_control(
+    body: SequenceBody, device: Device, op: Operation, target: _Target, value: int, mask: int
+) -> None:
+    """Bits of a control register: resets; where tokens go is no matter here."""
+    place, offset = target.place, target.offset
+    channel = layout_of(place).control(offset)
+    if channel is not None and not mask & ~(layouts.CONTROLLER | layouts.RESET):
+        if value & mask & layouts.RESET:
+            _reset_channel(body, device, op, Channel(place, *channel))
+    elif offset == layouts.CORE_CONTROL and place[1] > MEMTILE and not mask & value & ~3:
+        if value & mask & layouts.RESET:
+            _emit_core(body, device, op, place, "halt_core")
+        elif value & mask & 1:
+            _emit_core(body, device, op, place, "begin_core")
+    elif not any(low <= offset < high for low, high in layouts.IGNORED):
+        bits = "" if mask == 0xFFFFFFFF else f"bits {mask:#x} of "
+        raise unsupported(op, f"{bits}register {offset:#x} of tile {place} is not supported")
 
 
 def _write_memory(
-    body: SequenceBody, device: Device, op: Operation, place: Place, offset: int, value: int
+    body: SequenceBody, device: Device, op: Operation, target: _Target, value: int, mask: int = 0xFFFFFFFF
 ) -> None:
-    for number, buffer in enumerate(device.buffers):
-        size = prod(buffer.type.get_shape()) * types.byte_width(buffer.type.element_type)
-        if buffer.place == place and buffer.address is not None and 0 <= offset - buffer.address < size:
-            pause(body, line_of(op))
-            signed = value - (1 << 32) if value >> 31 else value
-            body.emit_line(f"host.write({number}, {(offset - buffer.address) // 4}, int32_t({signed}));")
-            return
-    raise unsupported(op, f"no aie.buffer of tile {place} has address {offset:#x}")
+    number, offset = (
+        buffer_at(device, target.place, target.offset)
+        if target.buffer is None
+        else (target.buffer, target.offset)
+    )
+    buffer = device.buffers[number]
+    if offset + 4 > prod(buffer.type.get_shape()) * types.byte_width(buffer.type.element_type):
+        raise unsupported(op, f"byte {offset} is outside of buffer {symbol_name(buffer.name)}")
+    if number in device.whole_memory.values():
+        raise unsupported(op, f"no aie.buffer of tile {target.place} has address {target.offset:#x}")
+    pause(body, line_of(op))
+    masked = "" if mask == 0xFFFFFFFF else f", {mask:#x}u"
+    body.emit_line(f"host.write({number}, {offset // 4}, int32_t({layouts.signed(value, 32)}){masked});")
 
 
 @emitter("aiex.npu.maskwrite32")
 def _maskwrite32(body: Body, op: Operation) -> None:
-    """Where tokens go is no matter here; other bits are not built."""
     assert isinstance(op, ops.MaskWrite32Op)
-    of_sequence(body, op)
-    place, offset = _target(op, _number(body, op, op.address))
-    mask = _number(body, op, op.mask)
-    is_token = _layout(place).control(offset) and not mask & ~_CONTROLLER
-    if not is_token and not any(low <= offset < high for low, high in _IGNORED):
-        raise unsupported(op, f"bits {mask:#x} of register {offset:#x} of tile {place} are not supported")
+    inner, device = of_sequence(body, op)
+    target = _target(device, op, _number(body, op, op.address))
+    value, mask = _number(body, op, op.value), _number(body, op, op.mask)
     body.comment(op)
+    if target.buffer is not None or target.offset < layout_of(target.place).memory:
+        _write_memory(inner, device, op, target, value, mask)
+    else:
+        _write_control(inner, device, op, target, value, mask)
 
 
 @emitter("aiex.npu.blockwrite")
 def _blockwrite(body: Body, op: Operation) -> None:
-    inner, _ = of_sequence(body, op)
-    place, offset = _target(op, integer_of(op, "address") & 0xFFFFFFFF)
-    layout, words = _layout(place), _constant_words(body, op)
-    number, rest = divmod(offset - layout.descriptors, 4 * WORDS)
-    if rest or not 0 <= number < layout.most_descriptors or place[1] != SHIM or len(words) != WORDS:
-        raise unsupported(op, f"of {len(words)} registers at {offset:#x} of tile {place} is not supported")
+    inner, device = of_sequence(body, op)
+    target = _target(device, op, integer_of(op, "address") & 0xFFFFFFFF)
     body.comment(op)
-    _registers(inner).bds[place, number] = _decode_shim(words)
+    for number, word in enumerate(_constant_words(body, op)):
+        _write(inner, device, op, target.after(number), word)
 
 
 def _constant_words(body: Body, op: Operation) -> list[int]:
@@ -216,30 +172,47 @@ def _same_device(one: Operation, other: Operation) -> bool:
     return sequence is not None
 
 
-def _decode_shim(words: Sequence[int]) -> RegisterBd:
-    """A descriptor of a shim from its eight registers."""
-    wraps = words[3] >> 20 & 0x3FF, words[4] >> 20 & 0x3FF
-    steps = [word & 0xFFFFF for word in words[3:6]]
-    bd = RegisterBd(words[0], _dimensions(words[0], wraps, steps))
-    if words[2] >> 30 & 1:
-        bd.packet = words[2] >> 19 & 0x1F, words[2] >> 16 & 0x7
-    if words[6] & 0x3FFFFFF:
-        bd.iteration = (words[6] >> 20 & 0x3F) + 1, (words[6] & 0xFFFFF) + 1, words[6] >> 26
-    if words[7] >> 26 & 1:
-        bd.next = words[7] >> 27 & 0xF
-    return bd
+# ---- resets ----
 
 
-def _dimensions(length: int, wraps: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Sizes and strides in words, outermost first: a wrap of 0 does not end, and steps are one less."""
-    inner: list[tuple[int, int]] = []
-    remaining = length
-    for wrap, step in zip([*wraps, 0], steps, strict=True):
-        if wrap == 0 or wrap >= remaining:
-            return [(remaining, step + 1), *inner]
-        inner.insert(0, (wrap, step + 1))
-        remaining = -(-remaining // wrap)
-    return inner
+def _reset_channel(body: SequenceBody, device: Device, op: Operation, channel: Channel) -> None:
+    pause(body, line_of(op))
+    body.emit_line(f"host.reset({device.number_of(channel)});")
+
+
+def _emit_core(body: SequenceBody, device: Device, op: Operation, place: Place, what: str) -> None:
+    core = device.core_at(place)
+    if core is None:
+        raise unsupported(op, f"tile {place} has no aie.core")
+    pause(body, line_of(op))
+    body.emit_line(f"host.{what}({core});")
+
+
+@emitter("aiex.core_reset")
+def _core_reset(body: Body, op: Operation) -> None:
+    inner, device = of_sequence(body, op)
+    body.comment(op)
+    _emit_core(inner, device, op, place_of(op.operands[0]), "halt_core")
+
+
+@emitter("aiex.dma_channel_reset")
+def _dma_channel_reset(body: Body, op: Operation) -> None:
+    assert isinstance(op, ops.DmaChannelResetOp)
+    inner, device = of_sequence(body, op)
+    body.comment(op)
+    channel = Channel(place_of(op.tile), op.direction.data == "MM2S", op.channel.value.data)
+    _reset_channel(inner, device, op, channel)
+
+
+@emitter("aiex.dma_channel_reset_for")
+def _dma_channel_reset_for(body: Body, op: Operation) -> None:
+    assert isinstance(op, ops.DmaChannelResetForOp)
+    inner, device = of_sequence(body, op)
+    body.comment(op)
+    _reset_channel(inner, device, op, allocation(device, op, op.alloc)[0])
+
+
+# ---- descriptors ----
 
 
 @emitter("aiex.npu.address_patch")
@@ -248,35 +221,48 @@ def _address_patch(body: Body, op: Operation) -> None:
     inner, _ = of_sequence(body, op)
     address = integer_of(op, "addr") & 0xFFFFFFFF
     place, offset = (address >> 25, address >> 20 & 0x1F), address & 0xFFFFF
-    number, rest = divmod(offset - _layout(place).descriptors, 4 * WORDS)
-    bd = _registers(inner).bds.get((place, number))
-    if bd is None or rest != 4:
+    registers, found = registers_of(inner), layout_of(place).descriptor(offset)
+    if found is None or found[1] != 1 or registers.bd(place, found[0]) is None:
         raise unsupported(op, f"address {address:#x} is in no descriptor that was written before")
-    arguments, number = inner.root.body.block.args, integer_of(op, "arg_idx")  # type: ignore[union-attr]
     body.comment(op)
-    bd.is_of_trace = number >= len(arguments)
-    bd.memory = None if bd.is_of_trace else (arguments[number], _number(body, op, op.plus))
+    registers.arguments[place, found[0]] = integer_of(op, "arg_idx"), _number(body, op, op.plus)
 
 
 @emitter("aiex.npu.writebd")
 def _writebd(body: Body, op: Operation) -> None:
     inner, _ = of_sequence(body, op)
-    place = integer_of(op, "column"), integer_of(op, "row")
-    if place[1] != SHIM:
-        raise unsupported(op, "of a tile that is no shim is not supported: write aiex.dma_configure_task")
-    length = integer_of(op, "buffer_length")
-    wraps = [integer_of(op, f"d{n}_size", 0) for n in range(2)]
-    steps = [integer_of(op, f"d{n}_stride", 0) for n in range(3)]
-    bd = RegisterBd(length, _dimensions(length, wraps, steps))
-    if integer_of(op, "enable_packet", 0):
-        bd.packet = integer_of(op, "packet_id", 0), integer_of(op, "packet_type", 0)
-    size, stride = integer_of(op, "iteration_size", 0), integer_of(op, "iteration_stride", 0)
-    if size or stride:
-        bd.iteration = size + 1, stride + 1, integer_of(op, "iteration_current", 0)
-    if integer_of(op, "use_next_bd", 0):
-        bd.next = integer_of(op, "next_bd", 0)
+    place, number = (integer_of(op, "column"), integer_of(op, "row")), integer_of(op, "bd_id")
     body.comment(op)
-    _registers(inner).bds[place, integer_of(op, "bd_id")] = bd
+    registers = registers_of(inner)
+    registers.words.pop((place, number), None)
+    registers.arguments.pop((place, number), None)
+    registers.bds[place, number] = _bd_of_fields(op, place)
+
+
+def _bd_of_fields(op: Operation, place: Place) -> RegisterBd:
+    def field_of(name: str) -> int:
+        return integer_of(op, name, 0)
+
+    inner = 3 if place[1] == MEMTILE else 2
+    wraps = [field_of(f"d{n}_size") for n in range(inner)]
+    steps = [field_of(f"d{n}_stride") for n in range(inner + 1)]
+    bd = RegisterBd(field_of("buffer_length"), layouts.dimensions(field_of("buffer_length"), wraps, steps))
+    pads = [(field_of(f"d{n}_zero_before"), field_of(f"d{n}_zero_after")) for n in range(3)]
+    if any(map(any, pads)):
+        bd.padding = [(0, 0), *pads[::-1]][-len(bd.dimensions) :]
+    if field_of("enable_packet"):
+        bd.packet = field_of("packet_id"), field_of("packet_type")
+    size, stride = field_of("iteration_size"), field_of("iteration_stride")
+    if size or stride:
+        bd.iteration = size + 1, stride + 1, field_of("iteration_current")
+    if field_of("use_next_bd"):
+        bd.next = field_of("next_bd")
+    if place[1] != SHIM:
+        bd.address = field_of("buffer_offset") % layout_of(place).memory
+    if field_of("lock_acq_enable"):
+        bd.acquire = field_of("lock_acq_id"), layouts.signed(field_of("lock_acq_val") & 0x7F)
+        bd.release = field_of("lock_rel_id"), layouts.signed(field_of("lock_rel_val") & 0x7F)
+    return bd
 
 
 @emitter("aiex.npu.push_queue")
@@ -287,44 +273,5 @@ def _push_queue(body: Body, op: Operation) -> None:
     bd, repeat = _number(body, op, op.bd), _number(body, op, op.repeat)
     token = bool(integer_of(op, "issue_token", 0))
     body.comment(op)
-    _push(inner, device, op, place, op.direction.data == "MM2S", op.channel.value.data, bd, repeat, token)
-
-
-def _push(
-    body: SequenceBody, device: Device, op: Operation, place: Place, sends: bool, channel: int, first: int,
-    repeat: int, token: bool,
-) -> None:  # fmt: skip
-    index = device.channel(place, sends, channel)
-    written = _registers(body).bds
-    bds: list[tuple[int, RegisterBd]] = []
-    number = first
-    while True:
-        bd = written.get((place, number))
-        if bd is None or (number != first and number == bds[0][0]):
-            raise unsupported(
-                op, f"descriptor {number} of tile {place} was not written before, or begins again"
-            )
-        bds.append((number, bd))
-        if bd.next is None:
-            break
-        number = bd.next
-    if any(bd.is_of_trace for _, bd in bds):
-        return
-    texts = [_bd_text(body, op, number, bd) for number, bd in bds]
-    push(body, start_task(body, op, index, str(repeat), token, texts), line_of(op))
-
-
-def _bd_text(body: SequenceBody, op: Operation, number: int, bd: RegisterBd) -> str:
-    """C++ text of the arguments of `Task::add`."""
-    if bd.memory is None:
-        raise unsupported(
-            op, f"descriptor {number} has no address of an argument: add aiex.npu.address_patch"
-        )
-    memref, plus = body.memref(bd.memory[0]), bd.memory[1]
-    extent = mul(parenthesize(memref.extent), str(types.byte_width(memref.type.element_type)))
-    dims = ", ".join(f"{{{size}, {stride}, 0, 0}}" for size, stride in bd.dimensions)
-    packet = f"{{{bd.packet[0]}, {bd.packet[1]}}}" if bd.packet else "{}"
-    iteration = "{" + ", ".join(map(str, bd.iteration)) + "}" if bd.iteration else "{}"
-    fields = [line_of(op), number, -1, plus // 4, bd.length, 4, len(bd.dimensions)]
-    text = ", ".join([*map(str, fields), f"{{{dims}}}", "{}, {}", packet, "-1", iteration, "true"])
-    return f"vnpu::aie::BdTable{{{text}}}, {memref.pointer}, {extent}"
+    channel = Channel(place, op.direction.data == "MM2S", op.channel.value.data)
+    push_written(inner, device, op, channel, bd, repeat, token)

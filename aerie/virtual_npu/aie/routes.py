@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xdsl.ir import SSAValue
 
 from aerie.air_dialect.aie import routing
 from aerie.air_dialect.aie.formats import integer_of
-from aerie.virtual_npu.aie.design import Channel, Device, Place, place_of
+from aerie.virtual_npu.aie.design import SHIM, Channel, Device, Place, place_of
 from aerie.virtual_npu.codegen.op_errors import unsupported
 
 Port = tuple[str, int]
@@ -33,8 +33,35 @@ class Route:
     source: Channel
     id: int
     arbiters: list[Arbiter] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    """Of each arbiter: which one lies before it; -1 for none."""
     sinks: dict[Channel, bool] = field(default_factory=dict)
     """Receiving channels, and whether the header stays in what they receive."""
+    switches: dict[Channel, int] = field(default_factory=dict)
+    """How many switches are on the way to each of them."""
+
+    def enter(self, arbiter: Arbiter, before: int) -> int:
+        """Go through an arbiter; gives its number in this route."""
+        if arbiter not in self.arbiters:
+            self.arbiters.append(arbiter)
+            self.parents.append(before)
+        return self.arbiters.index(arbiter)
+
+    def end(self, sink: Channel, *, keeps_header: bool, switches: int | None = None) -> None:
+        """Lead to a channel. switches: None for a way that has not been routed yet."""
+        apart = sum(abs(a - b) for a, b in zip(self.source.place, sink.place, strict=True))
+        self.sinks[sink] = keeps_header
+        self.switches[sink] = apart + 1 if switches is None else switches
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a route came to a switch."""
+
+    is_packet: bool = False
+    before: int = -1
+    """The last of the route's arbiters."""
+    switches: int = 0
 
 
 @dataclass
@@ -61,11 +88,22 @@ def routes(device: Device, ids: Iterable[int]) -> list[Route]:
                 route = _trace(switches, channel, packet_id)
                 if route.sinks:
                     found[channel, packet_id] = route
+        _add_token_routes(switches, found)
     _add_flows(device, found, set(found))
     for route in found.values():
         for sink in (route.source, *route.sinks):
-            device.channel(sink.place, sink.sends, sink.number)
+            device.number_of(sink)
     return list(found.values())
+
+
+def _add_token_routes(switches: dict[Place, _Switch], found: dict[tuple[Channel, int], Route]) -> None:
+    """The ways of tokens that meet arbiters, which packets of data may hold."""
+    for place, switch in switches.items():
+        for _mask, packet_id, _choice in switch.rules.get(("TileControl", 0), ()):
+            port = Channel(place, True, 0, "TileControl")
+            route = _trace(switches, port, packet_id)
+            if route.arbiters:
+                found[port, packet_id] = route
 
 
 # ---- flows that have not been routed ----
@@ -87,7 +125,7 @@ def _add_flows(
 
 
 def _circuit(found: dict[tuple[Channel, int], Route], source: Channel, sink: Channel) -> None:
-    found.setdefault((source, CIRCUIT), Route(source, CIRCUIT)).sinks[sink] = True
+    found.setdefault((source, CIRCUIT), Route(source, CIRCUIT)).end(sink, keeps_header=True)
 
 
 def _add_packet_flow(
@@ -108,12 +146,15 @@ def _add_packet_flow(
                 continue
             sink = _end(dest_op.tile, dest_op.bundle.data, dest_op.channel.value.data, False)
             if sink is not None:
-                route.sinks[sink] = keeps
-                arbiter = Arbiter(sink.place, -1, sink.number)
-                if arbiter not in route.arbiters:
-                    route.arbiters.append(arbiter)
-        if not route.sinks:
+                route.end(sink, keeps_header=keeps)
+                route.enter(Arbiter(sink.place, -1, sink.number), -1)
+        if not route.sinks and not any(_takes_control(op) for op in ends):
             del found[source, number]
+
+
+def _takes_control(op: routing.PacketEndOp) -> bool:
+    """Whether packets come to it that would write a tile's registers: sending one is refused."""
+    return isinstance(op, routing.PacketDestOp) and op.bundle.data in ("TileControl", "Ctrl")
 
 
 _IGNORED = ("Trace", "TileControl", "Ctrl", "South", "NOC", "PLIO")
@@ -122,8 +163,8 @@ _IGNORED = ("Trace", "TileControl", "Ctrl", "South", "NOC", "PLIO")
 
 def _end(tile: SSAValue, bundle: str, number: int, sends: bool) -> Channel | None:
     """The channel at an end of a flow; None where it is none that moves data."""
-    if bundle == "DMA":
-        return Channel(place_of(tile), sends, number)
+    if bundle in ("DMA", "Core"):
+        return Channel(place_of(tile), sends, number, bundle)
     if bundle in _IGNORED:
         return None
     owner = tile.owner
@@ -179,28 +220,29 @@ _MUX_IN = {("North", 2): ("DMA", 0), ("North", 3): ("DMA", 1)}
 def _trace(switches: dict[Place, _Switch], source: Channel, packet_id: int) -> Route:
     """Follow what a channel sends through the switches."""
     route = Route(source, packet_id)
-    port: Port = "DMA", source.number
-    if source.place[1] == 0:
+    port: Port = source.port, source.number
+    if source.place[1] == SHIM and source.port == "DMA":
         switch = switches.get(source.place, _Switch())
         leaving = switch.mux.get(port, _MUX_OUT.get(port))
         if leaving is None:
             return route
         port = "South", leaving[1]
-    _follow(switches, source.place, port, route, is_packet=False, passed=set())
+    _follow(switches, source.place, port, route, _Way(), set())
     return route
 
 
 def _follow(
-    switches: dict[Place, _Switch], place: Place, port: Port, route: Route, *, is_packet: bool,
+    switches: dict[Place, _Switch], place: Place, port: Port, route: Route, way: _Way,
     passed: set[tuple[Place, Port]],
 ) -> None:  # fmt: skip
     if (place, port) in passed or place not in switches:
         return
     passed.add((place, port))
     switch = switches[place]
+    way = replace(way, switches=way.switches + 1)
     for slave, master in switch.circuits:
         if slave == port:
-            _go_on(switches, place, master, route, is_packet, not is_packet, passed)
+            _go_on(switches, place, master, route, way, not way.is_packet, passed)
     if route.id == CIRCUIT:
         return
     choice = next((c for mask, value, c in switch.rules.get(port, ()) if route.id & mask == value), None)
@@ -208,28 +250,27 @@ def _follow(
         return
     amsel = choice.owner
     assert isinstance(amsel, routing.AmselOp)
-    arbiter = Arbiter(place, amsel.arbiter.value.data)
     masters = [(master, keeps) for master, choices, keeps in switch.masters if choice in choices]
-    if masters and arbiter not in route.arbiters:
-        route.arbiters.append(arbiter)
+    if masters:
+        before = route.enter(Arbiter(place, amsel.arbiter.value.data), way.before)
+        way = replace(way, is_packet=True, before=before)
     for master, keeps in masters:
-        _go_on(switches, place, master, route, True, keeps, passed)
+        _go_on(switches, place, master, route, way, keeps, passed)
 
 
 def _go_on(
-    switches: dict[Place, _Switch], place: Place, master: Port, route: Route, is_packet: bool, keeps: bool,
+    switches: dict[Place, _Switch], place: Place, master: Port, route: Route, way: _Way, keeps: bool,
     passed: set[tuple[Place, Port]],
 ) -> None:  # fmt: skip
     bundle, number = master
-    if bundle == "DMA":
-        route.sinks[Channel(place, False, number)] = keeps
-        return
-    if bundle == "South" and place[1] == 0:
+    if bundle in ("DMA", "Core"):
+        sink = Channel(place, False, number, bundle)
+        route.end(sink, keeps_header=keeps, switches=way.switches)
+    elif bundle == "South" and place[1] == SHIM:
         leaving = switches[place].mux.get(("North", number), _MUX_IN.get(("North", number)))
         if leaving is not None and leaving[0] == "DMA":
-            route.sinks[Channel(place, False, leaving[1])] = keeps
-        return
-    if bundle in _OPPOSITE:
+            route.end(Channel(place, False, leaving[1]), keeps_header=keeps, switches=way.switches)
+    elif bundle in _OPPOSITE:
         opposite, step = _OPPOSITE[bundle]
         other = place[0] + step[0], place[1] + step[1]
-        _follow(switches, other, (opposite, number), route, is_packet=is_packet, passed=passed)
+        _follow(switches, other, (opposite, number), route, way, passed)

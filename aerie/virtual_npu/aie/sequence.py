@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import DYNAMIC_INDEX, IntegerAttr, MemRefType, SymbolRefAttr
+from xdsl.dialects.memref import ReinterpretCastOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from aerie.air_dialect.aie import array, dma, sequence
@@ -34,6 +35,21 @@ class SequenceBody(Body):
     """Of each task: the C++ variable, the channel."""
     registers: object = None
     """What has been written to registers so far (registers.Registers)."""
+
+    def operation(self, op: Operation) -> None:
+        if isinstance(op, ReinterpretCastOp):
+            _reinterpret_cast(self, op)
+        else:
+            super().operation(op)
+
+
+def _reinterpret_cast(body: SequenceBody, op: ReinterpretCastOp) -> None:
+    """In a sequence, mlir-aie counts the offset from the begin of what is cast, be that a part or not."""
+    offsets, source = integers(op.static_offsets), body.memref(op.source)
+    if op.offsets or len(offsets) != 1:
+        raise unsupported(op, "with an offset known only at run time is not supported")
+    assert isinstance(op.result.type, MemRefType)
+    body.values[op.result] = static_memref(f"({add(source.pointer, str(offsets[0]))})", op.result.type)
 
 
 def entry_name(op: sequence.RuntimeSequenceOp) -> str:
@@ -141,9 +157,10 @@ def _load_pdi(body: Body, op: Operation) -> None:
 # ---- tasks ----
 
 
-def _allocation(
+def allocation(
     device: Device, op: Operation, reference: Attribute | None
 ) -> tuple[Channel, PacketInfoAttr | None]:
+    """The channel that an aie.shim_dma_allocation names, and the packet header that it gives."""
     if not isinstance(reference, SymbolRefAttr):
         raise unsupported(op, "names no aie.shim_dma_allocation")
     name = reference.root_reference.data
@@ -188,7 +205,7 @@ def _flag(op: Operation, name: str) -> bool:
 def _dma_memcpy_nd(body: Body, op: Operation) -> None:
     assert isinstance(op, sequence.DmaMemcpyNdOp)
     inner, device = of_sequence(body, op)
-    channel, packet = _allocation(device, op, attribute(op, "metadata"))
+    channel, packet = allocation(device, op, attribute(op, "metadata"))
     offsets = _mixed(body, op.static_offsets, op.offsets)
     sizes, strides = _mixed(body, op.static_sizes, op.sizes), _mixed(body, op.static_strides, op.strides)
     memref = body.memref(op.memref)
@@ -244,7 +261,7 @@ def _mixed(body: Body, static: Attribute | None, dynamic: Sequence[SSAValue]) ->
 def _configure_task_for(body: Body, op: Operation) -> None:
     assert isinstance(op, sequence.DmaConfigureTaskForOp)
     _, device = of_sequence(body, op)
-    channel, packet = _allocation(device, op, op.alloc)
+    channel, packet = allocation(device, op, op.alloc)
     _configure_task(body, op, channel, packet, op.repeat, op.body.blocks)
 
 
@@ -269,6 +286,8 @@ def _configure_task(
     index = device.channel(channel.place, channel.sends, channel.number)
     task = start_task(inner, op, index, count, _flag(op, "issue_token"), bds)
     inner.tasks[op.results[0]] = task, index
+    if any(use.operation.name not in _USES_OF_TASKS for use in op.results[0].uses):
+        body.define(op.results[0], f"host.number_of({task})")
 
 
 def _chain(op: Operation, blocks: Sequence[Block]) -> list[Block]:
@@ -344,11 +363,19 @@ def _start_task(body: Body, op: Operation) -> None:
     push(body, _task(inner, op)[0], line_of(op))
 
 
-def _task(body: SequenceBody, op: Operation) -> tuple[str, int]:
-    found = body.tasks.get(op.operands[0])
-    if found is None:
+_USES_OF_TASKS = ("aiex.dma_start_task", "aiex.dma_await_task", "aiex.dma_free_task")
+
+
+def _task(body: SequenceBody, op: Operation) -> tuple[str, str]:
+    """C++ text of a task and of its channel."""
+    task = op.operands[0]
+    if task in body.tasks:
+        name, channel = body.tasks[task]
+        return name, str(channel)
+    if task not in body.values or body.number(task) is not None:
         raise unsupported(op, "its task is not configured in this sequence")
-    return found
+    name = f"host.task_of({body.text(task)})"
+    return name, f"*{name}->channel"
 
 
 @emitter("aiex.dma_await_task")
@@ -358,7 +385,7 @@ def _await_task(body: Body, op: Operation) -> None:
     _await_token(body, _task(inner, op)[1], line_of(op))
 
 
-def _await_token(body: Body, channel: int, line: int) -> None:
+def _await_token(body: Body, channel: int | str, line: int) -> None:
     body.emit_line(f"co_await host.token({channel}, {line});")
     body.emit_line(f"host.take_token({channel});")
 
@@ -376,7 +403,7 @@ def _free_task(body: Body, op: Operation) -> None:
 @emitter("aiex.npu.dma_wait")
 def _dma_wait(body: Body, op: Operation) -> None:
     _, device = of_sequence(body, op)
-    channel, _packet = _allocation(device, op, attribute(op, "symbol"))
+    channel, _packet = allocation(device, op, attribute(op, "symbol"))
     body.comment(op)
     _await_token(body, device.channel(channel.place, channel.sends, channel.number), line_of(op))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
-from xdsl.dialects.builtin import DenseArrayBase
+from xdsl.dialects import scf
+from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr
 from xdsl.ir import Block, Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import analyze_loop
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
@@ -23,9 +25,10 @@ from aerie.virtual_npu.codegen.body import Body, Scalar, emitter
 from aerie.virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
 from aerie.virtual_npu.codegen.cpp_text import add, mul, parenthesize
 from aerie.virtual_npu.codegen.device_annotations import lock_error
+from aerie.virtual_npu.codegen.dialect import DIVIDED
 from aerie.virtual_npu.codegen.effects import channels_used
 from aerie.virtual_npu.codegen.execution import BodyMode, has_uniform_transfers, is_coroutine
-from aerie.virtual_npu.codegen.functions import captured_arguments, emit_hierarchy_function
+from aerie.virtual_npu.codegen.functions import captured_arguments, divided_loop, emit_hierarchy_function
 from aerie.virtual_npu.codegen.memory import checked_access, uses_of, whole_view
 from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
 from aerie.virtual_npu.codegen.tokens import (
@@ -203,7 +206,9 @@ def _hierarchy(body: Body, op: Operation) -> None:
         return
     function = emit_hierarchy_function(body, op)
     body.comment(op)
-    if body.mode is BodyMode.SEQUENCER:
+    if body.mode is BodyMode.SEQUENCER and body.checked and owns_channels(body.file, op):
+        _issue_islands(body, op, function)
+    elif body.mode is BodyMode.SEQUENCER:
         _spawn(body, op, function)
     else:
         with emit_in_order(body, op, op.async_dependencies):
@@ -280,7 +285,10 @@ def emit_points(body: Body, op: HierarchyOp, capture: str) -> None:
     function = emit_hierarchy_function(body, op)
     body.comment(op)
     count, ids = _points(body, op)
-    if count == "1":
+    loop = divided_loop(op)
+    if loop is not None:
+        _emit_divided(body, op, loop, capture, function)
+    elif count == "1":
         with body.block(""):
             if isinstance(op, HerdOp):
                 body.emit_line("vnpu::check_running();")
@@ -293,16 +301,53 @@ def emit_points(body: Body, op: HierarchyOp, capture: str) -> None:
             body.emit_line(call)
 
 
+def _emit_divided(body: Body, op: HierarchyOp, loop: scf.ForOp, capture: str, function: str) -> None:
+    """Emit the calls of a tile's function for parts of its loop, which all threads share."""
+    count, ids = _points(body, op)
+    counted, grain = analyze_loop(loop), loop.attributes[DIVIDED]
+    assert counted is not None
+    assert isinstance(grain, IntegerAttr)
+    tiles = f"{{{count}, {counted.trip_count}, {grain.value.data}}}"
+    apart = f"vnpu::are_apart({{{', '.join(uses_of(body, op))}}})"
+    with body.block(
+        f"vnpu::parallel_trips({tiles}, {apart}, [{capture}](vnpu::i64 flat, vnpu::Trips trips)", "});"
+    ):
+        body.emit_line("(void)flat;")
+        body.emit_line(f"const vnpu::CurrentTile here({_where(body, op, ids)});")
+        body.emit_line(f"{function}({_arguments(body, op, ids, ['trips'])});")
+
+
 def _island(body: Body, op: HierarchyOp, function: str) -> None:
     """Run every iteration of a launch that owns its channels as an island of its own, over all threads."""
     if body.mode is BodyMode.PROCESS and channels_used(op):
         raise unsupported(
             op, "this is inside a herd and has channels of its own: move it outside of the herd"
         )
+    _emit_islands(body, op, function)
+    if body.file.options.checks:
+        body.emit_line("vnpu::next_phase();")
+
+
+def _issue_islands(body: Body, op: HierarchyOp, function: str) -> None:
+    """The same as one task of a sequencer."""
+    uses = ", ".join(uses_of(body, op))
+    order = wait_list(body, op, op.async_dependencies)
+    site = body.site(op, symbol_label(op))
+    token = ""
+    if op.async_token is not None:
+        name = body.name_for(op.async_token)
+        token = f"const vnpu::Token {name} = "
+        body.values[op.async_token] = Scalar(name)
+    with body.block(f"{token}sequencer.launch({site}, {order}, {{{uses}}}, [=, &where]", "});"):
+        _emit_islands(body, op, function)
+
+
+def _emit_islands(body: Body, op: HierarchyOp, function: str) -> None:
     count, ids = _points(body, op)
     owns = owns_channels(body.file, op)
     launch = body.fresh("launch")
-    body.emit_line(f"vnpu::Launch {launch};")
+    outer = "(vnpu::current_strand())" if body.checked else ""
+    body.emit_line(f"vnpu::Launch {launch}{outer};")
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
         body.emit_line("(void)flat;")
         is_alike = body.file.options.is_fast and isinstance(op, LaunchOp) and has_uniform_transfers(op)
@@ -312,8 +357,6 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
         channels = [] if owns else ["channels"]
         call = _arguments(body, op, ids, ["task_loop", _where(body, op, ids), *channels])
         body.emit_line(f"task_loop.run({function}({call}));")
-    if body.file.options.checks:
-        body.emit_line("vnpu::next_phase();")
 
 
 def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:

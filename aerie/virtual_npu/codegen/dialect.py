@@ -36,6 +36,10 @@ from xdsl.printer import Printer
 from xdsl.rewriter import InsertPoint, Rewriter
 from xdsl.traits import IsTerminator
 
+DIVIDED = "vnpu.divided"
+"""The attribute of a tile's loop of which threads share the trips: how many are worth handing to one
+(passes/divide_tiles.py)."""
+
 
 @irdl_op_definition
 class YieldOp(IRDLOperation):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects import func
+from xdsl.dialects import func, scf
 from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -15,6 +15,7 @@ from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, Value, emitter
 from aerie.virtual_npu.codegen.channels import channel_struct, owns_channels
 from aerie.virtual_npu.codegen.cpp_text import parenthesize
+from aerie.virtual_npu.codegen.dialect import DIVIDED
 from aerie.virtual_npu.codegen.execution import (
     RECURSIVE,
     BodyMode,
@@ -73,9 +74,17 @@ def emit_hierarchy_function(parent: Body, op: HierarchyOp) -> str:
     captured = [parent.value(value) for value in op.kernel_operands]
     arguments = [*op.ids, *op.size_args, *op.kernel_args]
     parameters = _bind(body, arguments, [*[None] * len(op.ids), *sizes, *captured])
+    if divided_loop(op) is not None:
+        parameters.insert(0, "vnpu::Trips trips")
     body.operations(op.body.block)
     _finish(body, name, parameters, "void")
     return name
+
+
+def divided_loop(op: HierarchyOp) -> scf.ForOp | None:
+    """The loop of a herd's tiles of which threads share the trips (passes/divide_tiles.py)."""
+    loops = (inner for inner in op.body.block.ops if isinstance(inner, scf.ForOp))
+    return next((loop for loop in loops if DIVIDED in loop.attributes), None)
 
 
 def _bind(body: Body, arguments: Sequence[SSAValue], outer: Sequence[Value | None]) -> list[str]:

@@ -13,6 +13,8 @@ from aerie.air_dialect.upstream.scf import UNSIGNED
 from aerie.common.shown_names import one_line
 from aerie.virtual_npu.codegen import size_checks, types
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emitter
+from aerie.virtual_npu.codegen.cpp_text import add, mul
+from aerie.virtual_npu.codegen.dialect import DIVIDED
 from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
 from aerie.virtual_npu.codegen.tokens import token_type
 from aerie.virtual_npu.codegen.vector_sums import declare_groups
@@ -95,6 +97,8 @@ def _for(body: Body, op: Operation) -> None:
     low, high, step = body.texts([op.lb, op.ub, op.step])
     size_checks.check_step(body, op, step)
     declare_groups(body, op)
+    if DIVIDED in op.attributes:
+        low, high = (add(low, mul(f"trips.{end}", step)) for end in ("first", "end"))
     counted_loop(body, op, (low, high, step), op.body.block, op.iter_args, op.results)
 
 

@@ -17,7 +17,9 @@ from aerie.air_dialect.types import attribute_text
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, MemRef
 from aerie.virtual_npu.codegen.cpp_text import is_integer, mul, parenthesize
+from aerie.virtual_npu.codegen.execution import BodyMode
 from aerie.virtual_npu.codegen.op_errors import unsupported
+from aerie.virtual_npu.codegen.tokens import suspend
 from aerie.virtual_npu.errors import UnsupportedTypeError
 
 # ---- what is known ----
@@ -148,12 +150,16 @@ def declare_heartbeat(body: Body, op: Operation, bounds: Sequence[str] = ()) -> 
 
 
 def emit_beat(body: Body, heartbeat: str, remaining: str) -> None:
-    """Emit the call of the loop's heartbeat, at the start of an iteration. Does nothing without a heartbeat.
+    """Emit what begins an iteration: the call of the loop's heartbeat, if it has one, and in a sequencer with
+    checks the pause of a loop that is far ahead of what it issued.
 
     remaining: C++ text of the maximum number of iterations to come.
     """
     if heartbeat:
         body.emit_line(f"{heartbeat}.beat({remaining});")
+    if body.checked and body.mode is BodyMode.SEQUENCER:
+        with body.block("if (sequencer.is_ahead())"):
+            suspend(body, "sequencer.pause()")
 
 
 def check_points(body: Body, op: Operation, sizes: Sequence[str]) -> None:

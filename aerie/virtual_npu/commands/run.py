@@ -40,6 +40,19 @@ def add(commands: Any) -> None:
     )
     common.add_building(parser)
     common.add_cache(parser)
+    parser.add_argument(
+        "--expect",
+        type=Path,
+        metavar="NPZ",
+        help="what arguments shall be after the run: shows the first difference, and what wrote it",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="how far floats may be from --expect, in units of 1 + |expected| (default: no bit may differ)",
+    )
     parser.add_argument("--perturb", type=int, metavar="N", help="run again under N other legal schedules")
     parser.add_argument(
         "--garbage", type=int, metavar="N", help="run again N times on memory that begins as garbage"
@@ -84,9 +97,10 @@ def _run(options: argparse.Namespace) -> int:
     entry = program.entry(options.entry)
     misfits = _misfits(options, program)
     arguments = common.arguments(options, entry)
+    expect = arrays.read_expected(options.expect, entry) if options.expect else None
     child_process.announce_run(program.library.kernels, options.checks)
     try:
-        with _interruptible():
+        with _interruptible(options.checks):
             result = program.run(
                 *arguments,
                 entry=entry.name,
@@ -97,6 +111,8 @@ def _run(options: argparse.Namespace) -> int:
                 races=options.races,
                 garbage=options.garbage or 0,
                 time_limit=options.time_limit,
+                expect=expect,
+                tolerance=options.tolerance,
             )
     except VirtualNpuRuntimeError as error:
         if options.trace and error.record:
@@ -130,13 +146,22 @@ def _misfit_line(options: argparse.Namespace, misfits: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends the process at once: Python would not see it before the program has ended."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _interruptible(checks: bool) -> Iterator[None]:
+    """Ctrl-C ends the program, with checks by a KeyboardInterrupt that says where everything stood.
+
+    Without checks it ends the process at once: loops do not look for signals.
+    """
+    handler = signal.signal(signal.SIGINT, _interrupt if checks else signal.SIG_DFL)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    """Raise KeyboardInterrupt, once: a terminal sends the signal to this process, and its parent does too."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _check_combination(options: argparse.Namespace) -> None:
@@ -157,6 +182,11 @@ def _check_combination(options: argparse.Namespace) -> None:
         )
     if options.garbage is not None and options.garbage < 1:
         raise OptionError(f"--garbage {options.garbage} runs nothing: give the number of runs, 1 or more")
+    if options.tolerance < 0 or (options.tolerance and not options.expect):
+        raise OptionError(
+            f"--tolerance {options.tolerance:g} is how far floats may be from --expect NPZ: give both, and "
+            "0 or more"
+        )
     if options.seed is not None and options.perturb is None and options.garbage is None:
         raise OptionError("--seed chooses the schedules of --perturb N and what --garbage N draws: give one")
     if options.seed is not None and not 1 <= options.seed < 1 << 63:

@@ -19,6 +19,9 @@ to the byte, and nothing keeps alive what its owner has dropped: what the real d
 numbers, a hang or a fault is an XrtError here. Without it host and device share memory, and `sync` copies
 nothing.
 
+Hosts of the xclbin flow (mlir-aie, IRON) run too: `xclbin`, `device.register_xclbin`, `hw_context(device,
+uuid)`, `bo(device, size, flags, group)`, `kernel(opcode, instructions, count, buffers...)`; see pyxrt.xclbin.
+
 Runs are carried out in start order by the thread that waits for them (`wait`, `wait2`); `state` and a `wait`
 with a timeout hand them to a thread of their own.
 """
@@ -26,8 +29,17 @@ with a timeout hand them to a thread of their own.
 from aerie.virtual_npu.pyxrt.objects import BufferObject as bo  # noqa: N813  pyxrt's own spelling
 from aerie.virtual_npu.pyxrt.objects import Device as device  # noqa: N813
 from aerie.virtual_npu.pyxrt.objects import Elf as elf  # noqa: N813
-from aerie.virtual_npu.pyxrt.objects import ExtBufferObject, XrtError, ert_cmd_state, xclBOSyncDirection
+from aerie.virtual_npu.pyxrt.objects import (
+    ExtBufferObject,
+    XrtError,
+    ert_cmd_state,
+    xclBOSyncDirection,
+    xrt_info_device,
+)
 from aerie.virtual_npu.pyxrt.objects import HwContext as hw_context  # noqa: N813
+from aerie.virtual_npu.pyxrt.objects import Module as module  # noqa: N813
+from aerie.virtual_npu.pyxrt.objects import Uuid as uuid  # noqa: N813
+from aerie.virtual_npu.pyxrt.objects import Xclbin as xclbin  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import ExtKernel
 from aerie.virtual_npu.pyxrt.runs import Run as run  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import RunList as runlist  # noqa: N813
@@ -49,7 +61,11 @@ __all__ = [
     "ext",
     "hw_context",
     "kernel",
+    "module",
     "run",
     "runlist",
+    "uuid",
     "xclBOSyncDirection",
+    "xclbin",
+    "xrt_info_device",
 ]

@@ -29,6 +29,12 @@ POISON = 0xFF
 HUGE_PAGE = 2 << 20
 """Bytes; a buffer at least this large asks for huge pages, which its sequential readers profit from."""
 
+KERNEL_NAME = "MLIR_AIE"
+"""What mlir-aie calls the kernel of an xclbin."""
+FIRST_ARGUMENT = 3
+"""The argument of such a kernel that is the sequence's first; before it come an opcode, the instructions and
+their number."""
+
 DEVICE_GONE = "the device was destroyed before its hw_context; keep it alive"
 ELF_GONE = "the elf was destroyed before its hw_context; keep it alive"
 
@@ -44,6 +50,16 @@ class xclBOSyncDirection(enum.IntEnum):  # noqa: N801  pyxrt's own spelling
     XCL_BO_SYNC_BO_FROM_DEVICE = 1
     XCL_BO_SYNC_BO_GMIO_TO_AIE = 2
     XCL_BO_SYNC_BO_AIE_TO_GMIO = 3
+
+
+class xrt_info_device(enum.Enum):  # noqa: N801  pyxrt's own spelling
+    """What `device.get_info` tells."""
+
+    name = "name"
+    bdf = "bdf"
+
+
+DEVICE_INFO = {xrt_info_device.name: "NPU Strix", xrt_info_device.bdf: "0000:00:00.0"}
 
 
 class ert_cmd_state(enum.IntEnum):  # noqa: N801  pyxrt's own spelling
@@ -138,6 +154,14 @@ class Device:
         self.strict = knobs.is_strict()
         self.queue = RunQueue()
 
+    def register_xclbin(self, xclbin: Xclbin) -> Uuid:
+        """Take an xclbin; what it gives is for hw_context."""
+        return xclbin.get_uuid()
+
+    def get_info(self, what: xrt_info_device) -> str:
+        """What is known of the device; its name is that of an NPU2."""
+        return DEVICE_INFO[what]
+
 
 class Elf:
     """A program as `virtual_npu.build` writes it. `library` is the loaded shared object."""
@@ -152,16 +176,70 @@ class Elf:
             raise XrtError(str(error)) from error
 
 
-class HwContext:
-    """The device with one program on it."""
+class Uuid:
+    """What names an xclbin."""
 
-    def __init__(self, device: Device, elf: Elf) -> None:
+    def __init__(self, xclbin: Xclbin) -> None:
+        self.xclbin = xclbin
+
+    def to_string(self) -> str:
+        """A text that is another one for each xclbin that is loaded."""
+        return f"{id(self.xclbin):032x}"
+
+
+class XclbinKernel:
+    """A kernel as an xclbin lists it."""
+
+    def get_name(self) -> str:
+        """Its name."""
+        return KERNEL_NAME
+
+
+class Xclbin:
+    """A program of the xclbin flow, as hosts load it that read an xclbin beside a file of instructions.
+
+    It is the shared object that `virtual_npu.build` writes. That has its runtime sequence, so instructions
+    are taken and not looked at: any file will do for them.
+    """
+
+    def __init__(self, filename: str | os.PathLike[str]) -> None:
+        self.elf = Elf(filename)
+
+    def get_uuid(self) -> Uuid:
+        """Its name for a hw_context."""
+        return Uuid(self)
+
+    def get_kernels(self) -> list[XclbinKernel]:
+        """The one kernel that there is."""
+        return [XclbinKernel()]
+
+
+class Module:
+    """`module(elf)`: instructions in an ELF of their own."""
+
+    def __init__(self, elf: Elf | str) -> None:
+        if not isinstance(elf, Elf | Xclbin | str):
+            raise XrtError(f"module wants a pyxrt.elf, not a {type(elf).__name__}")
+
+
+class HwContext:
+    """The device with one program on it: of an ELF, or of the xclbin that a UUID names."""
+
+    def __init__(self, device: Device, program: Elf | Uuid) -> None:
+        elf = program if isinstance(program, Elf) else _elf_of(program)
+        self.is_xclbin = elf is not program
         if not isinstance(device, Device) or not isinstance(elf, Elf):
             given = f"({type(device).__name__}, {type(elf).__name__})"
             raise XrtError(f"hw_context wants (pyxrt.device, pyxrt.elf), not {given}")
         self.strict = device.strict
         self.get_device = make_reference(device, self.strict, DEVICE_GONE)
         self.get_elf = make_reference(elf, self.strict, ELF_GONE)
+
+
+def _elf_of(uuid: object) -> object:
+    """The program of an xclbin; what is no UUID stays as it is, for the caller to refuse."""
+    xclbin = getattr(uuid, "xclbin", None)
+    return getattr(xclbin, "elf", uuid)
 
 
 class DeviceMemory:
@@ -185,10 +263,19 @@ class BufferObject:
     """`size` bytes that host and device see. `bo(parent, size, offset)` is a part of another one.
 
     Host memory starts as zero. In strict mode the device has memory of its own, filled with POISON, and only
-    `sync` moves bytes between the two; otherwise the two are one. `ext.bo(device, size)` makes a whole one.
+    `sync` moves bytes between the two; otherwise the two are one. `ext.bo(device, size)` makes a whole one,
+    and so does `bo(device, size, flags, group)` of the xclbin flow.
     """
 
-    def __init__(self, parent: BufferObject, size: int, offset: int = 0) -> None:
+    normal, cacheable, host_only = 0, 1 << 24, 1 << 29
+    """Flags of the xclbin flow, which change nothing here."""
+
+    def __init__(
+        self, parent: BufferObject | Device, size: int, offset: int = 0, group: int | None = None
+    ) -> None:
+        if isinstance(parent, Device) and group is not None:
+            self._make(parent, size)
+            return
         if not isinstance(parent, BufferObject):
             raise XrtError(
                 "pyxrt.bo(buffer, size, offset) makes a part of a buffer; for a new buffer of the ELF flow "
@@ -203,6 +290,16 @@ class BufferObject:
         _check_range("sub-buffer", size, offset, parent._size)
         self._parent = parent  # a part keeps the whole alive, as XRT's does
         self._set(parent._host, parent._device, parent._start + offset, size, parent._strict)
+
+    def _make(self, device: Device, size: int) -> None:
+        if size <= 0:
+            raise XrtError(f"a buffer object of {size} bytes is empty; its size must be 1 or more")
+        host = DeviceMemory(size)
+        on_device = host
+        if device.strict:
+            on_device = DeviceMemory(size)
+            on_device.bytes.fill(POISON)
+        self._set(host, on_device, 0, size, device.strict)
 
     def _set(self, host: DeviceMemory, device: DeviceMemory, start: int, size: int, strict: bool) -> None:
         self._host, self._device = host, device
@@ -230,6 +327,17 @@ class BufferObject:
             to, of = (self._device, self._host) if direction == TO_DEVICE else (self._host, self._device)
             to.bytes[part] = of.bytes[part]
 
+    def write(self, content: bytes | bytearray | memoryview, offset: int = 0) -> None:
+        """Copy bytes to the host side, from `offset` on."""
+        data = bytes(content)
+        _check_range("write", len(data), offset, self._size)
+        self.map()[offset : offset + len(data)] = data
+
+    def read(self, size: int, offset: int = 0) -> memoryview:
+        """Bytes of the host side."""
+        _check_range("read", size, offset, self._size)
+        return self.map()[offset : offset + size]
+
     def size(self) -> int:
         """Bytes."""
         return self._size
@@ -245,14 +353,7 @@ class ExtBufferObject(BufferObject):
     def __init__(self, device: Device, size: int) -> None:
         if not isinstance(device, Device):
             raise XrtError(f"ext.bo wants (pyxrt.device, size), not a {type(device).__name__}")
-        if size <= 0:
-            raise XrtError(f"a buffer object of {size} bytes is empty; its size must be 1 or more")
-        host = DeviceMemory(size)
-        on_device = host
-        if device.strict:
-            on_device = DeviceMemory(size)
-            on_device.bytes.fill(POISON)
-        self._set(host, on_device, 0, size, device.strict)
+        self._make(device, size)
 
     def __del__(self) -> None:
         # A view from map() outlives its buffer in Python but not with the real pyxrt: let it read NaN.

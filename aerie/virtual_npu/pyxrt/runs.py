@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -15,8 +16,10 @@ import numpy.typing as npt
 
 from aerie.virtual_npu.library import EntryCall
 from aerie.virtual_npu.pyxrt.objects import (
+    FIRST_ARGUMENT,
     BufferObject,
     HwContext,
+    Module,
     RunQueue,
     XrtError,
     ert_cmd_state,
@@ -42,7 +45,9 @@ def itemsize(dtype: str) -> int:
 
 
 class XrtKernel:
-    """An entry of the program, named `main:ENTRY`."""
+    """An entry of the program, named `main:ENTRY`; of an xclbin, the first one by any name."""
+
+    first_argument = 0
 
     def __init__(self, context: HwContext, name: str) -> None:
         if not isinstance(context, HwContext):
@@ -54,13 +59,20 @@ class XrtKernel:
             "then kernel, then context, then elf, then device",
         )
         entries = context.get_elf().library.entries
+        if context.is_xclbin:
+            self.first_argument = FIRST_ARGUMENT
+            name = KERNEL_PREFIX + next(iter(entries))
         self.entry = name[len(KERNEL_PREFIX) :]
         if not name.startswith(KERNEL_PREFIX) or self.entry not in entries:
             raise XrtError(_no_such_kernel(name, entries))
         self.name = name
         self.arguments = entries[self.entry].arguments
 
-    def __call__(self, *arguments: BufferObject) -> Run:
+    def group_id(self, argument: int) -> int:  # noqa: ARG002
+        """The memory of an argument; here there is one for all."""
+        return 0
+
+    def __call__(self, *arguments: BufferObject | int) -> Run:
         """A started run with these arguments."""
         run = Run(self)
         for index, argument in enumerate(arguments):
@@ -70,7 +82,11 @@ class XrtKernel:
 
 
 class ExtKernel(XrtKernel):
-    """`ext.kernel(context, "main:ENTRY")`: the kernel of the ELF flow."""
+    """`ext.kernel(context, "main:ENTRY")`: the kernel of the ELF flow; or, with a module before the name, of
+    an xclbin."""
+
+    def __init__(self, context: HwContext, module: Module | str, name: str = "") -> None:
+        super().__init__(context, module if isinstance(module, str) else name)
 
 
 class Run:
@@ -94,8 +110,12 @@ class Run:
 
     def set_arg(self, index: int, argument: BufferObject | int) -> None:
         """Bind argument `index` (from 0) to a buffer that holds it (in strict mode, and nothing more), or,
-        where the argument is a scalar integer, to an int."""
+        where the argument is a scalar integer, to an int. Of an xclbin, the first three are the opcode, the
+        instructions and their number."""
         self._refuse_pending("set_arg")
+        index -= self._kernel().first_argument
+        if -self._kernel().first_argument <= index < 0:
+            return
         self._call = None
         where = self._describe(index)
         if isinstance(argument, int):
@@ -126,6 +146,10 @@ class Run:
             queue.drain_within(self, timeout_ms)
             return TIMEOUT if self.pending else self._state
         queue.drain(self)
+        if (
+            self._state is ERROR and self._kernel().first_argument
+        ):  # hosts of this flow look at the state alone
+            print(f"error: {self._failure}", file=sys.stderr, flush=True)
         return self._state
 
     def wait2(self) -> None:

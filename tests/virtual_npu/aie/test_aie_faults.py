@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from aerie.virtual_npu import library
 from aerie.virtual_npu.errors import VirtualNpuDeadlock, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import BuildOptions
 from aerie.virtual_npu.program import Program, Result
@@ -62,6 +63,14 @@ def test_a_core_without_end(program: Program, entry: str, what: str) -> None:
     assert found is not None
     assert what in lines[int(found[1]) - 1]
     assert "waits for lock never of tile (0, 3) to be at least 1; it is 0" in text
+
+
+def test_a_core_without_end_where_no_limit_is_given(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "AIE_TIME_LIMIT", 0.05)
+    with pytest.raises(VirtualNpuDeadlock, match="computes for longer than --time-limit says"):
+        program.run(np.ones(8, np.int32), entry="loops")
 
 
 def test_a_core_that_takes_its_own_lock_without_end(program: Program) -> None:

@@ -52,7 +52,9 @@ OF_DEVICE = {
     CHAIN.format(f"{ACQUIRE} {ACQUIRE} aie.dma_bd(%b : memref<8xi32>)"): (
         "a descriptor acquires one lock: leave out the second one"
     ),
-    "aie.flow(%core, Core : 0, %shim, DMA : 0)": "a flow at its port Core : 0 is not supported",
+    "aie.flow(%core, Core : 0, %shim, DMA : 0)": (
+        r"a flow at port Core : 0 of tile \(0, 2\), which has no core"
+    ),
     f"aie.objectfifo @of(%core, {{%shim}}, [1, 2, 3]) : {FIFO}": "2 tiles and 3 depths: give one, or one for",
     f"aie.objectfifo @of(%core, {{%shim}}, 2 : i32) {{aie_stream = 1 : i32}} : {FIFO}": "aie_stream of @of",
     f"aie.objectfifo @of(%core, {{%shim}}, 2) : {FIFO} aie.objectfifo.link [@of] -> [@no]([] [])": (
@@ -94,7 +96,15 @@ OF_DEVICE = {
     "aie.core(%core) { %s = memref.alloca() : memref<64xi32> aie.end } {stack_size = 128 : i32}": (
         "memref.alloca takes 256 bytes of a stack of 128, which would overwrite buffers: give a stack_size"
     ),
-    "%s = aie.logical_tile<CoreTile>(?, ?)": "operation aie.logical_tile is not known",
+    "%s = aie.logical_tile<CoreTile>(0, 2)": "the device has no CoreTile left: give tiles, or use fewer",
+    "%s = aie.logical_tile<Tile>(?, ?)": "no Tile: write one of ShimNOCTile, ShimPLTile, MemTile, CoreTile",
+    "aie.core(%core) { %p = arith.constant 0 : i32 %v = arith.constant 1 : i64 "
+    "aie.put_stream(%p : i32, %v : i64) aie.end }": "of anything but 32 bits is not supported",
+    "aie.core(%core) { %p = arith.constant 0 : i32 %v = aie.get_stream(%p : i32) : i64 aie.end }": (
+        "aie.get_stream: of anything but 32 bits is not supported"
+    ),
+    "aie.core(%core) { %i = arith.constant 0 : index %p = memref.load %b[%i] : memref<8xi32> "
+    "%v = aie.get_stream(%p : i32) : i32 aie.end }": "a port known only at run time is not supported: wri",
 }  # fmt: skip
 OF_SEQUENCE = {
     "aiex.npu.dma_wait {symbol = @no}": "no aie.shim_dma_allocation @no: the device has @in",
@@ -111,16 +121,25 @@ OF_SEQUENCE = {
     "%t = arith.constant 1 : index aiex.dma_start_task(%t)": "its task is not configured in this sequence",
     WRITE.format(0x1F050, 2): r"tile \(0, 2\) has no lock 5",
     WRITE.format(0x400, 2): r"no aie.buffer of tile \(0, 2\) has address 0x400",
-    WRITE.format(0x32000, 2): r"register 0x32000 of tile \(0, 2\) is not supported",
-    WRITE.format(0x1D204, 0): r"descriptor 1 of tile \(0, 0\) was not written before, or begins again",
+    WRITE.format(0x32000, 2): r"tile \(0, 2\) has no aie.core",
+    WRITE.format(0x32004, 2): r"register 0x32004 of tile \(0, 2\) is not supported",
+    WRITE.format(0x1D204, 0): r"descriptor 1 of tile \(0, 0\) was not written before",
+    "%i = arith.constant 8 : i32 aiex.npu.write32(%i, %i) {buffer = @b} : i32, i32": "byte 32 is outside",
+    "%i = arith.constant 8 : i32 aiex.npu.write32(%i, %i) {buffer = @no} : i32, i32": "no aie.buffer @no",
+    "%i = arith.constant 0 : index %v = memref.load %a[%i] : memref<8xi32> "
+    "%o = arith.index_cast %v : i32 to index %c = memref.reinterpret_cast %a to offset: [%o], sizes: [8], "
+    "strides: [1] : memref<8xi32> to memref<8xi32, strided<[1], offset: ?>>": (
+        "memref.reinterpret_cast: with an offset known only at run time is not supported"
+    ),
+    "aiex.core_reset(%core)": r"tile \(0, 2\) has no aie.core",
     WRITE.replace("write32(%address, %value)", "maskwrite32(%address, %value, %value)")
-    .replace(": i32, i32", ": i32, i32, i32").format(0x32000, 2): "bits 0x1 of register 0x32000 of tile",
+    .replace(": i32, i32", ": i32, i32, i32").format(0x32004, 2): "bits 0x1 of register 0x32004 of tile",
     "%plus = arith.constant 0 : i32 "
     "aiex.npu.address_patch(%plus : i32) {addr = 118820 : ui32, arg_idx = 0 : i32}": (
         "address 0x1d024 is in no descriptor that was written before"
     ),
     "%z = arith.constant 0 : i32 aiex.npu.push_queue(0, 0, S2MM : 0) bd_id %z repeat %z : i32, i32": (
-        "descriptor 0 of tile .0, 0. was not written before, or begins again"
+        "descriptor 0 of tile .0, 0. was not written before"
     ),
     "aiex.npu.writebd {bd_id = 0 : i32, buffer_length = 8 : i32, column = 0 : i32, row = 0 : i32} "
     "%z = arith.constant 0 : i32 aiex.npu.push_queue(0, 0, S2MM : 0) bd_id %z repeat %z : i32, i32": (
@@ -137,7 +156,6 @@ OF_SEQUENCE = {
     "aie.dma_bd(%b : memref<8xi32>) aie.next_bd ^x }": (
         "a task whose descriptors begin again is not supported: give it a repeat_count"
     ),
-    "aiex.npu.writebd {bd_id = 0 : i32, column = 0 : i32, row = 1 : i32}": "of a tile that is no shim is not",
 }  # fmt: skip
 
 

@@ -24,8 +24,7 @@ removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from xdsl.dialects import func
@@ -33,22 +32,20 @@ from xdsl.dialects.builtin import MemRefType, ModuleOp
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.rewriter import Rewriter
 
-from aerie.air_dialect.effects import accesses, only_reads
+from aerie.air_dialect.effects import only_reads
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
 from aerie.air_dialect.values import root_value
-from aerie.device.external_kernels import constant_parameters
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.dialect import BorrowedOp, BorrowOp, ProductOp, wrap
 from aerie.virtual_npu.codegen.execution import BodyMode, visit_operations
-from aerie.virtual_npu.codegen.functions import external_kernel
 from aerie.virtual_npu.codegen.passes.dma_views import refine_strides, walk_extents, writes_whole
-from aerie.virtual_npu.errors import UnsupportedOpError
+from aerie.virtual_npu.codegen.passes.external_promises import ExternalPromises
 from aerie.virtual_npu.options import BuildOptions
 
 
 def elide_l1_copies(module: ModuleOp, options: BuildOptions, kernel_dirs: Sequence[Path]) -> None:
     """Rewrite such buffers in place; `kernel_dirs` are where the sources of kernels in C++ are looked up."""
-    kernels, allocations = _Kernels(module, kernel_dirs), []
+    kernels, allocations = ExternalPromises(module, kernel_dirs), []
 
     def visit(op: Operation, mode: BodyMode) -> bool:
         if op.name == "memref.alloc" and _is_l1_of_a_tile(op.results[0]):
@@ -95,49 +92,10 @@ def _is_l1(value: SSAValue) -> bool:
     return isinstance(value.type, MemRefType) and memory_space(value.type) == MemorySpace.L1
 
 
-# ---- kernels ----
-
-
-@dataclass
-class _Kernels:
-    """What the kernels in C++ that a module calls promise not to write."""
-
-    module: ModuleOp
-    folders: Sequence[Path]
-    promises: dict[str, frozenset[int]] = field(default_factory=dict)
-
-    def written_by(self, op: Operation) -> Iterator[SSAValue]:
-        """The memrefs that an operation writes, or of which it makes views, through which others might."""
-        constant = self._unwritten(op) if isinstance(op, func.CallOp) else frozenset()
-        for value, is_written in accesses(op):
-            positions = [i for i, operand in enumerate(op.operands) if operand is value]
-            if is_written and not all(i in constant for i in positions):
-                yield value
-        if any(isinstance(result.type, MemRefType) for result in op.results):
-            yield from (operand for operand in op.operands if isinstance(operand.type, MemRefType))
-
-    def _unwritten(self, call: func.CallOp) -> frozenset[int]:
-        """The positions of the arguments that a call does not write, where its source is known."""
-        name = call.callee.root_reference.data
-        if name not in self.promises:
-            self.promises[name] = self._promise(call, name)
-        return self.promises[name]
-
-    def _promise(self, call: func.CallOp, name: str) -> frozenset[int]:
-        functions = (op for op in self.module.walk() if isinstance(op, func.FuncOp))
-        op = next((op for op in functions if op.sym_name.data == name), None)
-        if op is None or op.body.blocks:
-            return frozenset()
-        try:
-            return constant_parameters(external_kernel(call, op), self.folders)
-        except UnsupportedOpError:  # no link_with: the call itself is refused later
-            return frozenset()
-
-
 # ---- DMAs ----
 
 
-def _borrows_source(kernels: _Kernels, buffer: SSAValue) -> bool:
+def _borrows_source(kernels: ExternalPromises, buffer: SSAValue) -> bool:
     """Whether a buffer may point to the source of the one DMA that fills it."""
     users = users_of(buffer)
     fills = [user for user in users if isinstance(user, DmaMemcpyNdOp)]
@@ -165,7 +123,9 @@ def _is_same_layout(fill: DmaMemcpyNdOp) -> bool:
     )
 
 
-def _only_read(kernels: _Kernels, fill: Operation, buffer: SSAValue, readers: list[Operation]) -> bool:
+def _only_read(
+    kernels: ExternalPromises, fill: Operation, buffer: SSAValue, readers: list[Operation]
+) -> bool:
     """Whether all users read, after the DMA in its block, with no write in between but to L1 allocations."""
     block = fill.parent
     after = [_in_block(fill, reader) for reader in readers]
@@ -196,7 +156,7 @@ def _is_allocated(value: SSAValue) -> bool:
 # ---- channels ----
 
 
-def _borrows_blocks(kernels: _Kernels, buffer: SSAValue) -> bool:
+def _borrows_blocks(kernels: ExternalPromises, buffer: SSAValue) -> bool:
     """Whether a buffer may point to the blocks that it gets from channels."""
     if not is_dense(buffer):
         return False
@@ -218,7 +178,7 @@ def fills_buffer(get: ChannelTransferOp) -> bool:
     return not get.offsets and not get.sizes and not get.strides
 
 
-def _only_reads(kernels: _Kernels, user: Operation, buffer: SSAValue) -> bool:
+def _only_reads(kernels: ExternalPromises, user: Operation, buffer: SSAValue) -> bool:
     """A call says so by its signature."""
     if isinstance(user, func.CallOp):
         return all(value is not buffer for value in kernels.written_by(user))

@@ -53,7 +53,8 @@ def hoist_l1_buffers(module: ModuleOp) -> None:
     for alloc in [op for op in module.walk() if isinstance(op, memref.AllocOp)]:
         if not _is_static_l1(alloc):
             continue
-        around = next((op for op in parent_ops(alloc) if isinstance(op, func.FuncOp)), alloc)
+        # Nothing outside of the innermost body around has the buffer.
+        around = next((op for op in parent_ops(alloc) if isinstance(op, func.FuncOp | HierarchyOp)), alloc)
         touching = list(_touching(alloc, memory_work(around)))
         if any(FREE in effect for _, effect in touching):
             continue
@@ -76,7 +77,7 @@ _Work = list[tuple[Operation, list[tuple[int, Effect]]]]
 
 
 def _memory_work(around: Operation) -> _Work:
-    """The operations of a function that touch memrefs or give them other names, in the order of the text,
+    """The operations of a body that touch memrefs or give them other names, in the order of the text,
     and what they do to their operands. No move of an allocation changes it."""
     work = [
         (
@@ -95,7 +96,7 @@ _RENAMING = (HierarchyOp, ExecuteOp)
 def _touching(alloc: memref.AllocOp, work: _Work) -> Iterator[tuple[Operation, Effect]]:
     """The operations on a buffer, in the order of the text, and their effects; views are looked through.
 
-    work: that of the function around it.
+    work: that of the body around it.
     """
     names: set[SSAValue] = {alloc.memref}
     for op, done in work:

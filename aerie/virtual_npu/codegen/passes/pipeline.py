@@ -7,6 +7,7 @@ from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 
+from aerie.virtual_npu.codegen.passes.divide_tiles import divide_tiles
 from aerie.virtual_npu.codegen.passes.elide_l1_copies import elide_l1_copies
 from aerie.virtual_npu.codegen.passes.elide_l2_copies import elide_l2_copies
 from aerie.virtual_npu.codegen.passes.hoist_l1_buffers import hoist_l1_buffers
@@ -15,6 +16,7 @@ from aerie.virtual_npu.codegen.passes.mark_outlined import mark_nests, mark_task
 from aerie.virtual_npu.codegen.passes.products import find_products
 from aerie.virtual_npu.codegen.passes.repeat_memtile_transfers import repeat_memtile_transfers
 from aerie.virtual_npu.codegen.passes.shared_l1_locks import add_shared_l1_locks
+from aerie.virtual_npu.codegen.passes.start_before_transfers import start_before_transfers
 from aerie.virtual_npu.options import STAGES, BuildOptions
 
 
@@ -42,5 +44,8 @@ def advance(
         find_rounded_products(module, options)
         elide_l2_copies(module, options)
         elide_l1_copies(module, options, kernel_dirs)
+        divide_tiles(module, options, kernel_dirs)
+    if options.checks:
+        start_before_transfers(module)
     mark_nests(module, options)
     mark_tasks(module, options)

@@ -190,10 +190,13 @@ struct Failure {
   };
   Kind kind;
   char text[8000];
+  bool is_stop = false;  // the run is stopped from outside, or by a time limit: the text shall say where everything stands
 };
 
 // Ends the run with a message; the caller of the entry gets it as text.
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// The same where the text shall say where everything stands.
+[[noreturn]] void fail_stopped(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 [[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 // One call of a recursive function. The host's stack is limited, and a core's is much smaller.
@@ -229,6 +232,26 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context);
 template <class Body>
 inline void parallel(i64 count, Body body) {
   parallel_for(count, [](void *context, i64 i) { (*static_cast<Body *>(context))(i); }, &body);
+}
+
+// Some neighbouring trips of a tile's loop.
+struct Trips {
+  i64 first, end;
+};
+
+// Tiles of which each has a loop of `trips` independent trips. `grain` trips take longer than handing them to a thread.
+struct DividedTiles {
+  i64 count, trips, grain;
+};
+
+// Calls body(tile, trips) until each trip of each tile was in one call. Threads take many trips at first and few at the end, so
+// that a slower thread takes fewer. On one thread, and where trips are not `apart`, each tile is one call.
+void parallel_trips(const DividedTiles &tiles, bool apart, void (*body)(void *, i64, Trips), void *context);
+
+template <class Body>
+inline void parallel_trips(const DividedTiles &tiles, bool apart, Body body) {
+  const auto call = [](void *context, i64 tile, Trips trips) { (*static_cast<Body *>(context))(tile, trips); };
+  parallel_trips(tiles, apart, call, &body);
 }
 
 // Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and return to it when the body ends, or

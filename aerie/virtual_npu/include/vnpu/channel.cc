@@ -173,6 +173,7 @@ bool Channel::serve(ReceiverSide &outlet, Transfer &get) {
     const i64 count = left < needed ? left : needed;
     const bool is_whole = count == get.side.count;
     get.strand->learn(block.mark);
+    const FromPut from(block.site, block.where);
     if (is_whole && count == all && !block.shared_block && !get.loan) {
       hand_over(get, block.side, block.mark);
     } else {
@@ -242,6 +243,7 @@ bool Channel::deliver(Transfer &put, i64 index) {
     Transfer *const first = outlet.gets.first;
     if (first && outlet.full == 0 && first->partial.count == 0 && first->side.count == put.side.count) {
       refuse_mismatch(*first, put.side.count, put.side.element, put.site, put.where);
+      const FromPut from(put.site, put.where);
       if (is_broadcast || first->loan) {
         load(shared_block, put.site, put.side);
         hand_over(*first, shared_block, mark);

@@ -43,7 +43,9 @@ struct Buffer {
   Buffer(const BufferLabel &label, void *base, int element, std::initializer_list<i64> sizes, i64 count, uint8_t *written,
          i64 guard = 0);
   Buffer(const Buffer &) = delete;
-  ~Buffer() { release_cells(cells); }
+  ~Buffer() {
+    if (cells) release_cells(*this);
+  }
 
   bool holds(const void *low, const void *high) const {
     return low >= base && static_cast<const char *>(high) <= base + count * element;

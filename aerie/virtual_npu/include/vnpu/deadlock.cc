@@ -26,6 +26,13 @@ struct Node {
   bool is_put;
   Transfer *transfer;  // queued at its channel; else null
   int color = 0;     // of the search: not seen, on the path, done
+  int reason = -1;   // of a task: the first of the list of what it waits for
+  int resume = -1;   // of a body: what it resumes after
+};
+
+// What a task waits for: the operation itself, and the next of the list.
+struct Reason {
+  int node, next;
 };
 
 struct Text {
@@ -49,6 +56,7 @@ class Deadlock {
   explicit Deadlock(TaskLoop &task_loop) : task_loop_(task_loop) { collect(); }
 
   [[noreturn]] void report();
+  void list_positions(Text &text);
 
  private:
   void collect();
@@ -59,9 +67,10 @@ class Deadlock {
   bool each_partner(const Node &node, Visit visit);
   template <class Visit>
   bool each_reason(Task *task, Visit visit);
-  int node_of(const Body *body);
-  int node_of(const Task *task);
-  bool is_at_end(const Body &body);
+  void add(const Node &node);
+  void collect_reasons();
+  int node_of(const Body *body) const { return body ? body->node : -1; }
+  int node_of(const Task *task) const { return task ? task->node_ : -1; }
   bool may_do(const Ports *ports, const ExecutionPlace *where, const Channel &channel, bool put, i64 index) const;
   bool search(int node);
   void describe(Text &text, const Node &node) const;
@@ -73,20 +82,27 @@ class Deadlock {
   static constexpr int kMaxLines = 16;
   TaskLoop &task_loop_;
   List<Node> nodes_;
+  List<Reason> reasons_;
   List<int> path_;  // the nodes of the cycle, once it is found
 };
+
+void Deadlock::add(const Node &node) {
+  if (node.body) node.body->node = nodes_.size();
+  if (node.task) node.task->node_ = nodes_.size();
+  nodes_.push(node);
+}
 
 void Deadlock::collect_channel(Channel &channel) {
   for (i64 i = 0; i < channel.from_.count; ++i) {
     for (Transfer *t = channel.inlets_[i].puts.first; t; t = t->next) {
       Body *const body = t->process ? &t->process.promise() : nullptr;
-      nodes_.push(Node{&t->where, t->site, body, t->task, &channel, i, true, t});
+      add(Node{&t->where, t->site, body, t->task, &channel, i, true, t});
     }
   }
   for (i64 i = 0; i < channel.to_.count; ++i) {
     for (Transfer *t = channel.outlets_[i].gets.first; t; t = t->next) {
       Body *const body = t->process ? &t->process.promise() : nullptr;
-      nodes_.push(Node{&t->where, t->site, body, t->task, &channel, i, false, t});
+      add(Node{&t->where, t->site, body, t->task, &channel, i, false, t});
     }
   }
 }
@@ -101,34 +117,31 @@ void Deadlock::collect() {
       node.index = transfer->index;
       node.is_put = transfer->is_put;
     }
-    nodes_.push(node);
+    add(node);
   }
   for (Body *body = task_loop_.live_; body; body = body->next) {
-    if (node_of(body) < 0) nodes_.push(Node{&body->where, Site{"", 0}, body, nullptr, nullptr, 0, false, nullptr});
+    if (node_of(body) < 0) add(Node{&body->where, Site{"", 0}, body, nullptr, nullptr, 0, false, nullptr});
   }
+  collect_reasons();
 }
 
-int Deadlock::node_of(const Body *body) {
-  for (int i = 0; i < nodes_.size(); ++i) {
-    if (body && nodes_[i].body == body) return i;
+// From what is waited for to what waits.
+void Deadlock::collect_reasons() {
+  for (int i = nodes_.size() - 1; i >= 0; --i) {
+    Task *const task = nodes_[i].task;
+    if (!task) continue;
+    for (int n = 0; n < task->successors_.size(); ++n) {
+      const int after = node_of(task->successors_[n].task);
+      if (after < 0) continue;
+      reasons_.push(Reason{i, nodes_[after].reason});
+      nodes_[after].reason = reasons_.size() - 1;
+    }
+    auto *const resume = dynamic_cast<Resume *>(task);
+    if (!resume) continue;
+    Body &body = resume->handle.promise();
+    body.is_at_end |= resume->is_end;
+    if (body.node >= 0) nodes_[body.node].resume = i;
   }
-  return -1;
-}
-
-int Deadlock::node_of(const Task *task) {
-  for (int i = 0; i < nodes_.size(); ++i) {
-    if (task && nodes_[i].task == task) return i;
-  }
-  return -1;
-}
-
-// Whether a body has issued all of its operations and waits for them.
-bool Deadlock::is_at_end(const Body &body) {
-  for (int i = 0; i < nodes_.size(); ++i) {
-    auto *const resume = nodes_[i].task ? dynamic_cast<Resume *>(nodes_[i].task) : nullptr;
-    if (resume && resume->is_end && &resume->handle.promise() == &body) return true;
-  }
-  return false;
 }
 
 // Whether a body may have a put (or get) with these indices. The coordinates of the body narrow the indices if they are known.
@@ -168,7 +181,7 @@ bool Deadlock::each_partner(const Node &node, Visit visit) {
       if (begins && may_do(spawn->ports, nullptr, channel, !node.is_put, other) && visit(i)) return true;
     }
     for (Body *body = task_loop_.live_; body; body = body->next) {
-      if (is_at_end(*body)) continue;
+      if (body->is_at_end) continue;
       if (may_do(body->where.ports, &body->where, channel, !node.is_put, other) && visit(node_of(body))) return true;
     }
   }
@@ -178,11 +191,8 @@ bool Deadlock::each_partner(const Node &node, Visit visit) {
 // What holds a task back, or what it runs.
 template <class Visit>
 bool Deadlock::each_reason(Task *task, Visit visit) {
-  for (int i = 0; i < nodes_.size(); ++i) {
-    Task *const before = nodes_[i].task;
-    for (int n = 0; before && n < before->successors_.size(); ++n) {
-      if (before->successors_[n].task == task && visit(i)) return true;
-    }
+  for (int i = nodes_[node_of(task)].reason; i >= 0; i = reasons_[i].next) {
+    if (visit(reasons_[i].node)) return true;
   }
   for (Body *body = task_loop_.live_; body; body = body->next) {
     if (body->owner == task && visit(node_of(body))) return true;
@@ -196,29 +206,51 @@ bool Deadlock::each_cause(int number, Visit visit) {
   if (node.transfer) return each_partner(node, visit);
   if (node.task) return each_reason(node.task, visit);
   // A body resumes when the task that it waits for is done.
-  for (int i = 0; i < nodes_.size(); ++i) {
-    auto *const resume = nodes_[i].task ? dynamic_cast<Resume *>(nodes_[i].task) : nullptr;
-    if (resume && resume->handle == Process::Handle::from_promise(*node.body) && visit(i)) return true;
-  }
-  return false;
+  return node.resume >= 0 && visit(node.resume);
 }
 
-// Depth-first search; leaves a cycle in path_.
-bool Deadlock::search(int node) {
-  nodes_[node].color = 1;
-  path_.push(node);
-  const bool found = each_cause(node, [&](int cause) {
-    if (cause < 0 || nodes_[cause].color == 2) return false;
-    if (nodes_[cause].color == 0) return search(cause);
+// Depth-first search; leaves a cycle in path_. It is no recursion: a chain of operations may be long.
+bool Deadlock::search(int first) {
+  struct Step {
+    int node, causes;  // the number of causes in the list when the node was reached
+  };
+  List<Step> steps;
+  List<int> causes;
+  const auto enter = [&](int node) {
+    nodes_[node].color = 1;
+    steps.push(Step{node, causes.size()});
+    const int before = causes.size();
+    each_cause(node, [&](int cause) {
+      causes.push(cause);
+      return false;
+    });
+    // The first cause is taken first, from the end.
+    for (int i = before, j = causes.size() - 1; i < j; ++i, --j) {
+      const int swapped = causes[i];
+      causes[i] = causes[j];
+      causes[j] = swapped;
+    }
+  };
+  enter(first);
+  while (steps.size() > 0) {
+    const Step step = steps[steps.size() - 1];
+    if (causes.size() == step.causes) {
+      nodes_[step.node].color = 2;
+      steps.shrink(steps.size() - 1);
+      continue;
+    }
+    const int cause = causes[causes.size() - 1];
+    causes.shrink(causes.size() - 1);
+    if (cause < 0 || nodes_[cause].color == 2) continue;
+    if (nodes_[cause].color == 0) {
+      enter(cause);
+      continue;
+    }
     int start = 0;
-    while (path_[start] != cause) ++start;
-    for (int i = start; i < path_.size(); ++i) path_[i - start] = path_[i];
-    path_.shrink(path_.size() - start);
+    while (steps[start].node != cause) ++start;
+    for (int i = start; i < steps.size(); ++i) path_.push(steps[i].node);
     return true;
-  });
-  if (found) return true;
-  nodes_[node].color = 2;
-  path_.shrink(path_.size() - 1);
+  }
   return false;
 }
 
@@ -297,6 +329,35 @@ void Deadlock::report() {
   throw failure;
 }
 
+// Each operation that waits, then how many bodies run or could run.
+void Deadlock::list_positions(Text &text) {
+  int listed = 0, more = 0, ready = 0;
+  for (int i = 0; i < nodes_.size(); ++i) {
+    const Node &node = nodes_[i];
+    if (node.body && !is_shown(node) && node.resume < 0) ++ready;
+    if (!is_shown(node) || dynamic_cast<Resume *>(node.task)) continue;
+    if (listed++ >= kMaxLines) {
+      ++more;
+      continue;
+    }
+    describe(text, node);
+    if (node.transfer) text.add(node.is_put ? ", waits until a get makes room" : ", waits until a put comes");
+    else if (auto *const spawn = dynamic_cast<Spawn *>(node.task); spawn && spawn->pending == 0)
+      text.add(", runs: %lld bodies have not ended", (long long)spawn->left);
+    else text.add(node.task && node.task->pending > 0 ? ", held back by what it depends on" : ", ready");
+  }
+  if (more) text.add("\n  and %d more operations that have not ended", more);
+  if (ready) text.add("\n  %d %s run%s, or could run", ready, ready == 1 ? "body" : "bodies", ready == 1 ? "s" : "");
+}
+
 void fail_deadlock(TaskLoop &task_loop) { Deadlock(task_loop).report(); }
+
+void add_positions(TaskLoop &task_loop, Failure &failure) {
+  const int used = int(strlen(failure.text));
+  Text text{failure.text + used, int(sizeof(failure.text)) - used};
+  text.add("\nwhere it stands:");
+  Deadlock(task_loop).list_positions(text);
+  failure.is_stop = false;  // the task loop around has nothing to add
+}
 
 }  // namespace vnpu

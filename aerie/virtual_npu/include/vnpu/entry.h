@@ -69,6 +69,7 @@ struct RunOptions {
   uint64_t garbage;     // the seed of the initial contents of memory; 0: what the checks fill it with
   const Interpreter *interpreter;  // null: signals do not stop the run
   int64_t stall;        // nanoseconds of computing without progress after which a loop ends the run; 0: no limit
+  const char *traced;   // an element of an argument: the report says what wrote it; null: none
 };
 
 // The result of a run. The texts are malloc'ed; the caller passes them to vnpu_release.
@@ -76,6 +77,7 @@ struct RunReport {
   char *message;  // of the failure
   char *notes;    // findings that did not end the run, a line each
   char *record;   // the statistics or trace, as JSON
+  char *writer;         // what wrote the traced element last
   int64_t nanoseconds;  // time in the entry
   void *raised[3];      // of a run that was stopped: what the signal's handler raised, for PyErr_Restore
 };

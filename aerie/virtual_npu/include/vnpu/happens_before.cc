@@ -14,24 +14,40 @@ thread_local Strand **strand_slot = nullptr;
 
 // ---- clocks ----
 
-void Clock::grow(uint32_t size) {
-  if (size <= size_) return;
-  if (size > capacity_) {
-    capacity_ = size < 16 ? 16 : size + size / 2;
-    times_ = static_cast<uint32_t *>(realloc(times_, capacity_ * sizeof(uint32_t)));
-  }
-  memset(times_ + size_, 0, (size - size_) * sizeof(uint32_t));
-  size_ = size;
+// Makes the times this clock's alone, for at least so many chains.
+void Clock::own(uint32_t size) {
+  const uint32_t known = times_ ? times_->size : 0;
+  if (size < known) size = known;
+  if (times_ && times_->holders == 1 && size == known) return;
+  Times *const fresh = static_cast<Times *>(malloc(sizeof(Times) + size * sizeof(uint32_t)));
+  fresh->holders = 1;
+  fresh->size = size;
+  if (known) memcpy(fresh->at, times_->at, known * sizeof(uint32_t));
+  memset(fresh->at + known, 0, (size - known) * sizeof(uint32_t));
+  clear();
+  times_ = fresh;
 }
 
 void Clock::set(uint32_t chain, uint32_t time) {
-  grow(chain + 1);
-  times_[chain] = time;
+  own(chain + 1);
+  times_->at[chain] = time;
 }
 
 void Clock::join(const Clock &other) {
-  grow(other.size_);
-  for (uint32_t i = 0; i < other.size_; ++i) times_[i] = times_[i] > other.times_[i] ? times_[i] : other.times_[i];
+  if (!other.times_ || times_ == other.times_) return;
+  if (!times_) return share(other);
+  const uint32_t size = times_->size, other_size = other.times_->size, both = size < other_size ? size : other_size;
+  bool is_behind = other_size > size, is_ahead = size > other_size;
+  for (uint32_t i = 0; i < both; ++i) {
+    is_behind |= times_->at[i] < other.times_->at[i];
+    is_ahead |= times_->at[i] > other.times_->at[i];
+  }
+  if (!is_behind) return;
+  if (!is_ahead) return share(other);
+  own(other_size);
+  for (uint32_t i = 0; i < other_size; ++i) {
+    if (times_->at[i] < other.times_->at[i]) times_->at[i] = other.times_->at[i];
+  }
 }
 
 // ---- what stays for the whole run: issue orders, events ----
@@ -55,6 +71,23 @@ class Store {
       last = uint32_t(block) * kBlock;
     }
     return ++last;
+  }
+
+  // Of a store whose values have the numbers of another store's.
+  bool has(uint32_t number) const { return number && blocks_[(number - 1) / kBlock]; }
+  T &at(uint32_t number) {
+    T *&block = blocks_[(number - 1) / kBlock];
+    T *known = __atomic_load_n(&block, __ATOMIC_ACQUIRE);
+    if (!known) {
+      T *const fresh = static_cast<T *>(calloc(kBlock, sizeof(T)));
+      if (__atomic_compare_exchange_n(&block, &known, fresh, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) known = fresh;
+      else free(fresh);
+      int used = __atomic_load_n(&used_, __ATOMIC_RELAXED);
+      const int needed = int((number - 1) / kBlock) + 1;
+      while (used < needed && !__atomic_compare_exchange_n(&used_, &used, needed, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+      }
+    }
+    return known[(number - 1) % kBlock];
   }
 
   // Drops all values and sets the capacity, rounded up to whole blocks.
@@ -88,7 +121,23 @@ struct Event {
 
 Store<Event> events;
 Store<IssueOrder> lineages;
-Store<ExecutionPlace> roots;  // the launch point of a task loop
+
+// A task loop: its launch point, and the moment of the task loop around it at which it runs.
+struct Root {
+  ExecutionPlace where;
+  int depth;
+  uint32_t task_loop, chain, time;
+};
+Store<Root> roots;
+
+// The put that a get took its block from.
+struct Sender {
+  Site site;
+  ExecutionPlace where;
+};
+Store<Sender> senders;  // by the number of the get's event; only in a run that traces an element
+const char *traced = nullptr;
+char *writer = nullptr;  // of the traced element
 uint32_t bodies = 0, processes = 0, phase = 0;
 bool races_are_notes = false;
 i64 max_events = 0;
@@ -108,7 +157,11 @@ Last &this_thread() {
 
 }  // namespace
 
-void begin_order(bool as_notes, i64 max_count) {
+constinit thread_local const FromPut *FromPut::current = nullptr;
+
+void begin_order(bool as_notes, i64 max_count, const char *element) {
+  traced = element;
+  writer = nullptr;
   races_are_notes = as_notes;
   max_events = max_count;
   unchecked = 0;
@@ -119,6 +172,7 @@ void begin_order(bool as_notes, i64 max_count) {
   events.clear(max_count);
   lineages.clear(max_count);
   roots.clear(max_count);
+  senders.clear(max_count);
   bodies = processes = 0;
   phase = 1;
   ++generation;
@@ -131,6 +185,8 @@ void end_order() {
        "program for a smaller shape, or set VNPU_RACE_EVENTS higher (%d bytes of memory each)",
        (long long)unchecked, (long long)max_events, int(sizeof(Event)));
 }
+
+char *take_writer() { return writer; }
 
 void next_phase() { ++phase; }
 
@@ -228,6 +284,7 @@ void Strand::begin(const Strand &before, Site site, i64 flat, const IssueOrder *
   lineage = own;
   where = before.where;
   clock.join(before.clock);
+  outer = before.outer;
   origin = Origin{before.chain, site, flat};
 }
 
@@ -238,12 +295,18 @@ void Strand::start() {
   clock.set(chain, time);
 }
 
-void Strand::start_task_loop(StrandChains &own, const ExecutionPlace *root) {
+void Strand::start_task_loop(StrandChains &own, const ExecutionPlace *root, const Strand *around) {
   phase = vnpu::phase;
   task_loop = roots.add(this_thread().root);
+  if (around && around->task_loop) {
+    outer = around;
+    lineage = around->lineage;
+  }
   if (task_loop) {
-    roots[task_loop] = *root;
-    roots[task_loop].around = nullptr;
+    Root &own_root = roots[task_loop];
+    own_root = outer ? Root{*root, roots[outer->task_loop].depth + 1, outer->task_loop, outer->chain, outer->time}
+                     : Root{*root, 0, 0, 0, 0};
+    own_root.where.around = nullptr;
   } else {
     __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
   }
@@ -329,17 +392,52 @@ class Locked {
   pthread_mutex_t &mutex_;
 };
 
+// Whether a strand of one task loop comes after what another task loop did: by what runs the two, in the innermost task loop
+// around both. Nothing orders two points of one launch.
+bool happened_before_outside(const Event &event, const Strand &later) {
+  uint32_t task_loop = event.task_loop, chain = event.chain, time = event.time;
+  const Strand *strand = &later;
+  bool is_inner = false, is_later_inner = false;
+  while (task_loop != strand->task_loop) {
+    if (!task_loop || !strand->task_loop) return false;
+    const Root &root = roots[task_loop], &other = roots[strand->task_loop];
+    if (root.depth == 0 && other.depth == 0) return false;
+    if (other.depth >= root.depth) {
+      strand = strand->outer;
+      is_later_inner = true;
+    }
+    if (root.depth >= other.depth) {
+      task_loop = root.task_loop, chain = root.chain, time = root.time;
+      is_inner = true;
+    }
+  }
+  if (is_inner && is_later_inner && chain == strand->chain && time == strand->time) return false;
+  return time <= strand->clock.at(chain) || holds_back(event.lineage, later.lineage);
+}
+
+// The launch point around the place of an event; null if it is that place.
+const ExecutionPlace *around_of(const Event &event) {
+  const ExecutionPlace &root = roots[event.task_loop].where;
+  return root.line == event.where.line && root.name == event.where.name ? nullptr : &root;
+}
+
 bool happened_before(const Event &event, const Strand &strand) {
   if (event.phase != strand.phase) return true;
-  if (event.task_loop != strand.task_loop) return false;
+  if (event.task_loop != strand.task_loop) return happened_before_outside(event, strand);
   return event.time <= strand.clock.at(event.chain) || holds_back(event.lineage, strand.lineage);
+}
+
+uint32_t outermost(uint32_t task_loop) {
+  while (task_loop && roots[task_loop].depth) task_loop = roots[task_loop].task_loop;
+  return task_loop;
 }
 
 // Whether two herds of one body made the accesses, the herds are on the device at the same time, and the earlier one has no
 // token that the later one could depend on.
 bool are_herds(const Event &event, const Strand &strand) {
   const IssueOrder *earlier = event.lineage, *later = strand.lineage;
-  if (event.phase != strand.phase || event.task_loop != strand.task_loop || !find_siblings(earlier, later)) return false;
+  if (event.phase != strand.phase || !find_siblings(earlier, later)) return false;
+  if (outermost(event.task_loop) != outermost(strand.task_loop)) return false;
   return earlier->engine == Engine::kCores && later->engine == Engine::kCores && !earlier->is_async;
 }
 
@@ -364,6 +462,7 @@ class Cells {
 
   // Whether every access so far happened before a strand; unsettled() gives an access that did not.
   bool is_settled(const Strand &strand) const { return !unsettled(strand).event; }
+  uint32_t writer_of(i64 byte) const { return cells_[byte / granule_].writer; }
   Entry::Other unsettled(const Strand &strand) const;
 
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -453,7 +552,31 @@ Entry::Other Cells::unsettled(const Strand &strand) const {
   return Entry::Other{};
 }
 
-void release_cells(Cells *cells) { delete cells; }
+namespace {
+
+// The operation of an event, with the put that its block came from: `line 30: air.channel.get @out in launch (3)`.
+void describe_writer(uint32_t number, char *text, int capacity) {
+  const Event &event = events[number];
+  int used = snprintf(text, size_t(capacity), "line %d: %s", event.site.line, event.site.op);
+  ExecutionPlace where = event.where;
+  if (event.task_loop && where.dims > 0) where.around = around_of(event);
+  used += describe(&where, text + used, capacity - used);
+  if (!senders.has(number) || !senders[number].site.op) return;
+  const Sender &sender = senders[number];
+  used += snprintf(text + used, size_t(capacity - used), ", a block from line %d: %s", sender.site.line, sender.site.op);
+  describe(&sender.where, text + used, capacity - used);
+}
+
+}  // namespace
+
+void release_cells(const Buffer &buffer) {
+  if (traced && !writer && buffer.holds(traced, traced + 1)) {
+    constexpr int kCapacity = 1600;
+    const uint32_t number = buffer.cells->writer_of(traced - buffer.base);
+    if (number && (writer = static_cast<char *>(malloc(kCapacity)))) describe_writer(number, writer, kCapacity);
+  }
+  delete buffer.cells;
+}
 
 namespace {
 
@@ -481,6 +604,12 @@ uint32_t new_event(Site site, const Strand &strand) {
   where.around = nullptr;
   events[number] = Event{site,           where,        strand.lineage, strand.phase,  strand.task_loop,
                          strand.process, strand.chain, strand.time,    strand.is_task};
+  if (traced) {
+    const FromPut *const put = FromPut::current;
+    Sender &sender = senders.at(number);
+    sender = put ? Sender{put->site, put->where} : Sender{Site{nullptr, 0}, where};
+    sender.where.around = nullptr;
+  }
   return number;
 }
 
@@ -527,7 +656,7 @@ void report(Site site, const Buffer &buffer, const Entry &entry, const Entry::Ot
   Event &event = events[other.event];
   event.is_reported = true;
   ExecutionPlace where = event.where;
-  if (event.task_loop && where.dims > 0) where.around = &roots[event.task_loop];
+  if (event.task_loop && where.dims > 0) where.around = around_of(event);
   char who[600], text[1200];
   describe(&where, who, int(sizeof(who)));
   const Wording words = wording(guard, buffer, entry.writes && other.writes);

@@ -6,6 +6,8 @@
 // the earlier one. In builds without checks a Strand is empty and costs nothing.
 #pragma once
 
+#include <initializer_list>
+
 #include "vnpu/memory.h"
 #include "vnpu/order_hooks.h"
 #include "vnpu/record.h"
@@ -20,6 +22,16 @@ struct Use {
   Buffer *buffer = nullptr;
 #endif
 };
+
+// Whether nothing that one of the uses writes is in another one.
+inline bool are_apart(std::initializer_list<Use> uses) {
+  for (const Use &one : uses) {
+    for (const Use &other : uses) {
+      if (one.writes && &one != &other && one.low < other.high && other.low < one.high) return false;
+    }
+  }
+  return true;
+}
 
 // Which engine executes an operation of a launch or segment on the device, for its locks. mlir-air's air-to-aie puts locks
 // around every transfer from and to a buffer in L1 or L2, in program order. The cores of a herd run in program order too, and
@@ -39,37 +51,48 @@ struct IssueOrder {
 
 #if VNPU_CHECKS
 
-// For each chain, the time that is known to have been reached.
+// For each chain, the time that is known to have been reached. Copies share their memory until one of them changes.
 class Clock {
  public:
   Clock() = default;
-  Clock(const Clock &other) { join(other); }
-  Clock &operator=(const Clock &) = delete;
-  ~Clock() { __builtin_free(times_); }
-  uint32_t at(uint32_t chain) const { return chain < size_ ? times_[chain] : 0; }
+  Clock(const Clock &other) { share(other); }
+  Clock &operator=(const Clock &other) {
+    share(other);
+    return *this;
+  }
+  ~Clock() { clear(); }
+  uint32_t at(uint32_t chain) const { return times_ && chain < times_->size ? times_->at[chain] : 0; }
   void set(uint32_t chain, uint32_t time);
   void join(const Clock &other);
-  void clear() { size_ = 0; }
+  void clear() {
+    if (times_ && --times_->holders == 0) __builtin_free(times_);
+    times_ = nullptr;
+  }
 
  private:
-  void grow(uint32_t size);
-  uint32_t *times_ = nullptr;
-  uint32_t size_ = 0, capacity_ = 0;
+  struct Times {
+    int holders;
+    uint32_t size;
+    uint32_t at[1];
+  };
+  void share(const Clock &other) {
+    if (other.times_) ++other.times_->holders;
+    clear();
+    times_ = other.times_;
+  }
+  void own(uint32_t size);
+  Times *times_ = nullptr;
 };
 
-// A copy of a clock at one moment. Copies share their memory.
+// A copy of a clock at one moment.
 class ClockSnapshot {
  public:
   ClockSnapshot() = default;
-  explicit ClockSnapshot(const Clock &clock) : shared_(new Shared{clock}) {}
-  const Clock *clock() const { return shared_ ? &(*shared_).clock : nullptr; }
+  explicit ClockSnapshot(const Clock &clock) : clock_(clock) {}
+  const Clock &clock() const { return clock_; }
 
  private:
-  struct Shared {
-    Clock clock;
-    int holders = 1;
-  };
-  SharedPtr<Shared> shared_;
+  Clock clock_;
 };
 
 // The chains of a task loop. The strands of a chain run one after the other, as far as possible.
@@ -111,6 +134,7 @@ struct Strand {
   const ExecutionPlace *where = nullptr;
   bool is_fork = false;   // an asynchronous operation
   bool is_task = false;   // that a sequencer issued
+  const Strand *outer = nullptr;  // what runs the launch that it is in, in another task loop
   bool covers = false;    // its own buffers' accesses were all recorded at its start, so that single accesses need no record
   Clock clock;
   Clock forked;  // what its asynchronous operations did, whether it waited for them or not
@@ -130,7 +154,8 @@ struct Strand {
     is_fork = is_task = true;
   }
   // Starts the body of a launch point or of a function, with a task loop of its own.
-  void start_task_loop(StrandChains &chains, const ExecutionPlace *where);
+  // outer: what runs the launch.
+  void start_task_loop(StrandChains &chains, const ExecutionPlace *where, const Strand *outer);
   // Becomes the strand of a tile or body.
   void enter(const ExecutionPlace *where);
   void learn(const Strand &other) { clock.join(other.clock); }
@@ -139,9 +164,7 @@ struct Strand {
     clock.join(other.clock);
     clock.join(other.forked);
   }
-  void learn(const ClockSnapshot &mark) {
-    if (mark.clock()) clock.join(*mark.clock());
-  }
+  void learn(const ClockSnapshot &mark) { clock.join(mark.clock()); }
   // A snapshot of what the strand did so far, for others to learn. Its later operations are not part of it.
   ClockSnapshot publish();
 };
@@ -204,7 +227,7 @@ inline void await(const Marks &...marks) {
 template <class... Marks>
 inline ClockSnapshot all_marks(const Marks &...marks) {
   Clock clock;
-  ((marks.clock() ? clock.join(*marks.clock()) : void()), ...);
+  (clock.join(marks.clock()), ...);
   return ClockSnapshot(clock);
 }
 
@@ -224,11 +247,27 @@ bool ordered_by_locks(const IssueOrder *earlier, bool earlier_writes, const Issu
 void observe(Site site, const Access &side, bool writes, Strand &strand);
 void observe(Site site, const Use &use, Strand &strand);
 
-// begin_order: a run starts; earlier records are dropped, and up to `max_events` accesses are recorded. end: it has ended;
-// accesses without a record become a note. A function continues after everything before has ended.
-void begin_order(bool races_are_notes, i64 max_events);
+// begin_order: a run starts; earlier records are dropped, and up to `max_events` accesses are recorded. `traced`: an element of
+// an argument, or null. end: the run has ended; accesses without a record become a note. take_writer: what wrote the traced
+// element last, malloc'ed, or null. A function continues after everything before has ended.
+void begin_order(bool races_are_notes, i64 max_events, const char *traced);
 void end_order();
+char *take_writer();
 void next_phase();
+
+// A get executes; the block is from this put.
+class FromPut {
+ public:
+  FromPut(Site site, const ExecutionPlace &where) : site(site), where(where), outer_(current) { current = this; }
+  FromPut(const FromPut &) = delete;
+  ~FromPut() { current = outer_; }
+  const Site site;
+  const ExecutionPlace &where;
+  static constinit thread_local const FromPut *current;
+
+ private:
+  const FromPut *const outer_;
+};
 
 #else
 
@@ -241,7 +280,7 @@ struct Strand {
   void begin(const Strand &, Site, i64, const IssueOrder *) {}
   void start() {}
   void begin_task(const Strand &, Site, const IssueOrder *) {}
-  void start_task_loop(StrandChains &, const ExecutionPlace *) {}
+  void start_task_loop(StrandChains &, const ExecutionPlace *, const Strand *) {}
   void enter(const ExecutionPlace *) {}
   void learn(const Strand &) {}
   void learn_all(const Strand &) {}
@@ -270,8 +309,13 @@ inline bool holds_back(const IssueOrder *, const IssueOrder *) { return true; }
 inline void observe(Site, const Access &, bool, Strand &) {}
 inline void observe(Site, const Use &, Strand &) {}
 inline void next_phase() {}
-inline void begin_order(bool, i64) {}
+inline void begin_order(bool, i64, const char *) {}
 inline void end_order() {}
+inline char *take_writer() { return nullptr; }
+struct FromPut {
+  FromPut(Site, const ExecutionPlace &) {}
+  ~FromPut() {}
+};
 
 #endif
 

@@ -19,7 +19,8 @@ void check_settled(Site site, const Buffer &buffer);
 // Which process (tile or body) a buffer that is allocated now belongs to.
 uint32_t current_process();
 
-void release_cells(Cells *cells);
+// The buffer ends: what its records are asked for is answered now.
+void release_cells(const Buffer &buffer);
 #endif
 
 }  // namespace vnpu

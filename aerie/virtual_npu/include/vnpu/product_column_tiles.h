@@ -108,7 +108,8 @@ class ColumnTiles : Operands {
   static constexpr i64 kPackedBytes = 1 << 20;  // bytes of them
   static constexpr i64 kMaxSteps = 4096;  // steps of k at a time; a panel of them has 256 KB
   static constexpr i64 kMaxPanels = 32;  // panels whose sums are all kept, 1 MB with kMaxRows
-  static constexpr i64 kMinPanels = 8;  // panels of a task; small enough to share the work evenly
+  // Panels of a task, small enough to share the work evenly, and rows. Of smaller products tasks have fewer, but no thread idles.
+  static constexpr i64 kMinPanels = 8, kMinRows = 64;
   static constexpr i64 kTasksPerThread = 4;  // tasks of a block of rows, so that a slower thread takes fewer
   static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than waking a thread
   static constexpr i64 kMaxLines = 8;  // lines of b that are prefetched in a step of k
@@ -131,6 +132,17 @@ class ColumnTiles : Operands {
       panels = (count + threads * each - 1) / (threads * each);
       if (panels < kMinPanels) panels = kMinPanels;
       if (keeps_sums) panels = least(panels, kMaxPanels);
+      set_tasks(all, count);
+      while (tasks < threads && rows > kMinRows) {
+        rows /= 2, packed = (rows + kRows - 1) / kRows * kRows;
+        set_tasks(all, count);
+      }
+      while (tasks < threads && panels > 1) {
+        panels /= 2;
+        set_tasks(all, count);
+      }
+    }
+    void set_tasks(const ColumnTiles &all, i64 count) {
       groups = (count + panels - 1) / panels, tasks = (all.m_ + rows - 1) / rows * groups;
     }
   };

@@ -1,7 +1,8 @@
 // Products of all points of a launch whose sums are rounded: point by point, as in the text.
 //
 // The sums of a point are computed in a buffer that stays in L2, and go from there to c. Points with the same columns of b
-// follow each other.
+// follow each other. A single point is shared out to all threads (share_panels). Of several, each is one thread's; where that
+// would leave threads idle, points are cut into parts of fewer columns.
 #pragma once
 
 #include "vnpu/product_operands.h"
@@ -27,6 +28,7 @@ class ByPoints {
   ByPoints(const Product &product, Points points) : product_(product), points_(points) {}
 
   void run() {
+    cut(parallel_threads());
     const i64 down = extent(product_.m, points_.m), across = extent(product_.n, points_.n);
     parallel(down * across, [&](i64 point) {
       check_running();
@@ -36,6 +38,27 @@ class ByPoints {
 
  private:
   static constexpr i64 kRowPadding = 16;  // padding between rows of sums, so that rows do not share sets of L1
+
+  static constexpr i64 kPointsPerThread = 4;
+  static constexpr i64 kMinColumns = 128;  // of a part: its rows of a are packed once more
+
+  // Makes parts of the outermost axis of columns of a point points of their own.
+  void cut(i64 threads) {
+    const i64 points = extent(product_.m, points_.m) * extent(product_.n, points_.n);
+    if (points == 1 || points % threads == 0 || points >= kPointsPerThread * threads) return;
+    if (points_.n == product_.n.count || product_.n.count == Axes::kMaxAxes) return;
+    const i64 wanted = (kPointsPerThread * threads + points - 1) / points;
+    Axis &axis = product_.n.list[points_.n];
+    const i64 inner = extent(product_.n, product_.n.count) / extent(product_.n, points_.n) / axis.extent;
+    i64 parts = 1;
+    for (i64 i = 2; i <= axis.extent && parts < wanted; ++i) {
+      if (axis.extent % i == 0 && axis.extent / i * inner >= kMinColumns) parts = i;
+    }
+    const i64 each = axis.extent / parts;
+    for (int i = product_.n.count++; i > points_.n; --i) product_.n.list[i] = product_.n.list[i - 1];
+    product_.n.list[points_.n] = {parts, each * axis.first, each * axis.second};
+    product_.n.list[++points_.n].extent = each;
+  }
 
   static i64 extent(const Axes &axes, int points) {
     i64 count = 1;
@@ -81,8 +104,8 @@ class ByPoints {
     for (i64 i = 0; i < rows.count; ++i) round_row(point.c + i * row, columns, to + rows[i]);
   }
 
-  const Product &product_;
-  const Points points_;
+  Product product_;
+  Points points_;
 };
 
 }  // namespace vnpu::product

@@ -41,8 +41,8 @@ int describe(const ExecutionPlace *where, char *text, int capacity) {
 
 namespace {
 
-[[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments) {
-  Failure failure{kind, {}};
+[[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments, bool is_stop = false) {
+  Failure failure{kind, {}, is_stop};
   const int capacity = int(sizeof(failure.text));
   int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %.1000s", site.line, site.op)
                            : snprintf(failure.text, size_t(capacity), "%.1000s", site.op);
@@ -58,6 +58,12 @@ void fail(Site site, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   fail_with(Failure::kError, site, format, arguments);
+}
+
+void fail_stopped(Site site, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail_with(Failure::kError, site, format, arguments, true);
 }
 
 void fail_as(Failure::Kind kind, Site site, const char *format, ...) {
@@ -120,7 +126,7 @@ void look_up() {
   Running *const run = running;
   if (!run) return;  // no entry was called, as in a test of one part
   run->look();
-  if (run->shall_end()) throw Failure{Failure::kStopped, "stopped"};
+  if (run->shall_end()) throw Failure{Failure::kStopped, "stopped", true};
 }
 
 }  // namespace
@@ -151,10 +157,10 @@ void Heartbeat::look(i64 left) {
   const i64 passed = time - since_;
   if (!running || running->stall == 0 || passed < running->stall) return;
   if (left >= 0 && double(left) * double(passed) < kDay * double(count_ - first_)) return;
-  fail(site_,
-       "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it seems to "
-       "have no end; --time-limit SECONDS gives it more time, 0 any",
-       (long long)(passed / 1000000000), (unsigned long long)count_);
+  fail_stopped(site_,
+               "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it "
+               "seems to have no end; --time-limit SECONDS gives it more time, 0 any",
+               (long long)(passed / 1000000000), (unsigned long long)count_);
 }
 
 // ---- memory pool: free blocks of a thread, by power-of-two size ----
@@ -257,16 +263,29 @@ void pool_free(void *data) {
 namespace {
 
 struct Parallel {
-  void (*body)(void *, i64);
-  void *context;
+  void (*run)(const Parallel &, i64 first, i64 end);  // some neighbouring indices
+  const void *work;
   i64 count;
+  i64 grain, shares;              // a thread takes the indices that are left / shares, but not fewer than grain
   const ExecutionPlace *where;    // the place that started it
-  Running *run;
+  Running *run_state;
   i64 next = 0;          // the next index to run
   i64 failed_at = -1;    // the lowest index that failed, so that the message does not depend on timing
-  Failure failure;
+  Failure failure{};
+
+  bool take(i64 &first, i64 &end) {
+    first = __atomic_load_n(&next, __ATOMIC_RELAXED);
+    do {
+      if (first >= count) return false;
+      const i64 left = count - first, share = left / shares;
+      end = first + (share > grain ? share : grain < left ? grain : left);
+    } while (!__atomic_compare_exchange_n(&next, &first, end, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return true;
+  }
 };
 pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER;
+
+constexpr i64 kSharesPerThread = 2;  // a thread that is slower by half ends no later than the others
 
 thread_local bool inside_loop = false;
 thread_local int thread_limit = 1;  // helpers keep 1: a nested loop is theirs alone
@@ -292,18 +311,16 @@ i64 shuffled(i64 i, i64 count) {
 void work_on(void *context) {
   Parallel &loop = *static_cast<Parallel *>(context);
   here = loop.where;
-  running = loop.run;
-  for (;;) {
-    const i64 turn = __atomic_fetch_add(&loop.next, 1, __ATOMIC_RELAXED);
-    if (turn >= loop.count) return;
-    const i64 i = shuffled(turn, loop.count);
+  running = loop.run_state;
+  for (i64 first, end; loop.take(first, end);) {
     try {
       check_running();
-      loop.body(loop.context, i);
+      loop.run(loop, first, end);
     } catch (const Failure &failure) {
+      const i64 at = shuffled(first, loop.count);
       pthread_mutex_lock(&failing);
-      if (loop.failed_at < 0 || i < loop.failed_at) {
-        loop.failed_at = i;
+      if (loop.failed_at < 0 || at < loop.failed_at) {
+        loop.failed_at = at;
         loop.failure = failure;
       }
       pthread_mutex_unlock(&failing);
@@ -324,6 +341,39 @@ void look_for_signals(void *) {
 
 int parallel_threads() { return inside_loop ? 1 : thread_limit; }
 
+namespace {
+
+struct ForEach {
+  void (*body)(void *, i64);
+  void *context;
+};
+
+struct ForTrips {
+  void (*body)(void *, i64, Trips);
+  void *context;
+  i64 trips;  // of a tile
+};
+
+void share_loop(Parallel &&loop, int helpers) {
+  inside_loop = true;
+  team().share(helpers, work_on, look_for_signals, &loop);
+  inside_loop = false;
+  if (loop.failed_at >= 0) throw loop.failure;
+}
+
+// Trips of several tiles, counted through.
+void run_trips(const Parallel &loop, i64 first, i64 end) {
+  const ForTrips &work = *static_cast<const ForTrips *>(loop.work);
+  while (first < end) {
+    const i64 tile = first / work.trips, begin = tile * work.trips;
+    const i64 stop = end - begin < work.trips ? end : begin + work.trips;
+    work.body(work.context, tile, {first - begin, stop - begin});
+    first = stop;
+  }
+}
+
+}  // namespace
+
 void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
   if (helpers <= 0 || inside_loop) {
@@ -333,17 +383,28 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
     }
     return;
   }
-  Parallel loop{body, context, count, here, running, 0, -1, {}};
-  inside_loop = true;
-  team().share(helpers, work_on, look_for_signals, &loop);
-  inside_loop = false;
-  if (loop.failed_at >= 0) throw loop.failure;
+  const ForEach work{body, context};
+  const auto run = [](const Parallel &loop, i64 first, i64) {
+    const ForEach &each = *static_cast<const ForEach *>(loop.work);
+    each.body(each.context, shuffled(first, loop.count));
+  };
+  share_loop(Parallel{run, &work, count, 1, count + 1, here, running}, helpers);
+}
+
+void parallel_trips(const DividedTiles &tiles, bool apart, void (*body)(void *, i64, Trips), void *context) {
+  const ForTrips work{body, context, tiles.trips};
+  const i64 count = tiles.count * tiles.trips, grains = count / tiles.grain;
+  const int threads = int(grains < thread_limit ? grains : thread_limit);
+  if (thread_limit <= 1 || grains <= tiles.count || inside_loop || !apart || run_seed) {
+    return parallel(tiles.count, [&](i64 tile) { body(context, tile, {0, tiles.trips}); });
+  }
+  share_loop(Parallel{run_trips, &work, count, tiles.grain, kSharesPerThread * threads, here, running}, threads - 1);
 }
 
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
-  thread_limit = kChecks && options->record ? 1 : options->threads;
+  thread_limit = kChecks && (options->record || options->traced) ? 1 : options->threads;
   run_seed = options->seed;
-  begin_order(options->races_are_notes, options->max_events);
+  begin_order(options->races_are_notes, options->max_events, options->traced);
   const CoreModes modes;
   here = nullptr;
   Running run{options->interpreter, options->stall, report->raised};
@@ -373,6 +434,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
 #if VNPU_CHECKS
   end_order();
   report->notes = take_notes();
+  report->writer = take_writer();
   report->record = record::take();
 #endif
   return status;

@@ -16,25 +16,23 @@ void widen(Use &around, const Use &use) {
 }  // namespace
 
 Sequencer::~Sequencer() {
+#if VNPU_CHECKS
+  for (int i = 0; i < claims_.size(); ++i) {
+    for (int n = 0; n < claims_[i]->claims.size(); ++n) claims_[i]->claims[n].task->release();
+    delete claims_[i];
+  }
+#else
   for (int i = 0; i < claims_.size(); ++i) claims_[i].task->release();
+#endif
   for (int i = 0; i < tasks_.size(); ++i) tasks_[i]->release();
   for (int i = 0; i < ends_.size(); ++i) ends_[i].task->release();
   for (int i = 0; i < members_.size(); ++i) members_[i]->release();
   for (int i = 0; i < groups_.size(); ++i) delete groups_[i].after;
 }
 
-// Drops finished tasks. Called when the lists have doubled since the last time. With checks, later operations still learn from
-// the latest of them.
+// Drops finished tasks. Called when the lists have doubled since the last time.
 void Sequencer::sweep() {
-  constexpr int kRemembered = kChecks ? 256 : 0;
-  const int claims = claims_.size();
-  claims_.shrink(0);
-  stretches_.shrink(0);
-  for (int i = 0; i < claims; ++i) {
-    const Claim earlier = claims_[i];
-    if (earlier.task->done && i < claims - kRemembered) earlier.task->release();
-    else claim(earlier);
-  }
+  sweep_claims();
   int retained = 0;
   for (int i = 0; i < tasks_.size(); ++i) {
     if (tasks_[i]->done) {
@@ -48,10 +46,107 @@ void Sequencer::sweep() {
   swept_ = retained;
 }
 
+#if VNPU_CHECKS
+
+void BufferClaims::push(const Claim &claim) {
+  int number = claims.size();
+  claims.push(claim);
+  for (int level = 0; level < kLevels; ++level) {
+    number /= kFan;
+    List<Use> &around = around_[level];
+    if (number == around.size()) {
+      around.push(claim.use);
+    } else {
+      widen(around[number], claim.use);
+      around[number].writes |= claim.use.writes;
+    }
+  }
+}
+
+template <class Visit>
+bool BufferClaims::visit_below(int level, int number, const Use &use, Visit visit) {
+  if (!conflict(use, around_[level][number])) return false;
+  const int size = level > 0 ? around_[level - 1].size() : claims.size(), first = number * kFan;
+  for (int i = (first + kFan < size ? first + kFan : size) - 1; i >= first; --i) {
+    if (level > 0 ? visit_below(level - 1, i, use, visit) : conflict(use, claims[i].use) && visit(claims[i])) return true;
+  }
+  return false;
+}
+
+void Sequencer::claim(const Claim &claim) {
+  for (int i = 0; i < claims_.size(); ++i) {
+    if (claims_[i]->buffer == claim.use.buffer) return claims_[i]->push(claim);
+  }
+  claims_.push(new BufferClaims(claim.use.buffer));
+  claims_[claims_.size() - 1]->push(claim);
+}
+
+// Later operations still learn from the latest of the finished tasks.
+void Sequencer::sweep_claims() {
+  constexpr uint32_t kRemembered = 256;
+  int retained = 0;
+  for (int i = 0; i < claims_.size(); ++i) {
+    BufferClaims &all = *claims_[i];
+    const int count = all.claims.size();
+    all.claims.shrink(0);
+    for (List<Use> &around : all.around_) around.shrink(0);
+    for (int n = 0; n < count; ++n) {
+      const Claim earlier = all.claims[n];
+      if (earlier.task->done && earlier.issue + kRemembered < issued_) earlier.task->release();
+      else all.push(earlier);
+    }
+    if (all.claims.size() > 0) claims_[retained++] = &all;
+    else delete &all;
+  }
+  claims_.shrink(retained);
+}
+
+// Whether what comes before a claim, and touches the bytes of this use, is also before the claim: by what the claim's own task
+// waited for.
+bool Sequencer::separates(const Claim &claim, const Use &use) const {
+  const IssueOrder *const order = claim.task->strand.lineage;
+  return claim.use.writes && claim.use.low <= use.low && use.high <= claim.use.high && order &&
+         order->around == strand_.lineage && !order->is_async && order->engine != Engine::kHost;
+}
+
+// Waits for conflicting operations. Two operations with tokens are only kept apart, so that a run in program order gives the
+// same result every time. A run with a random schedule does not even do that, unless the device has locks for them.
+void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
+  const IssueOrder *const later = task.strand.lineage;
+  for (const Use &use : uses) {
+    const auto wait_for = [&](const Claim &claim) {
+      const IssueOrder *const earlier = claim.task->strand.lineage;
+      const bool learns = holds_back(earlier, later), is_free = !learns && task_loop_.draws() && !task.is_release;
+      if (!is_free ||
+          (use.buffer && use.buffer->label.has_locks && ordered_by_locks(earlier, claim.use.writes, later, use.writes))) {
+        task.await(claim.task, learns);
+      }
+      return learns && separates(claim, use);
+    };
+    for (int i = 0; i < claims_.size(); ++i) {
+      BufferClaims &claims = *claims_[i];
+      if (!use.buffer || !claims.buffer || use.buffer == claims.buffer) claims.each_conflict(use, wait_for);
+    }
+  }
+}
+
+#else
+
 void Sequencer::claim(const Claim &claim) {
   if (claims_.size() % kStretch == 0) stretches_.push(claim.use);
   else widen(stretches_[stretches_.size() - 1], claim.use);
   claims_.push(claim);
+}
+
+void Sequencer::sweep_claims() {
+  const int count = claims_.size();
+  claims_.shrink(0);
+  stretches_.shrink(0);
+  for (int i = 0; i < count; ++i) {
+    const Claim earlier = claims_[i];
+    if (earlier.task->done) earlier.task->release();
+    else claim(earlier);
+  }
 }
 
 bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
@@ -64,28 +159,6 @@ bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
   }
   return false;
 }
-
-#if VNPU_CHECKS
-
-// Waits for a conflicting operation. Two operations with tokens are only kept apart, so that a run in program order gives the
-// same result every time. A run with a random schedule does not even do that, unless the device has locks for them.
-void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
-  for (int i = 0; i < claims_.size(); ++i) {
-    const Claim &claim = claims_[i];
-    const IssueOrder *const earlier = claim.task->strand.lineage, *const later = task.strand.lineage;
-    const bool learns = holds_back(earlier, later), is_free = !learns && task_loop_.draws() && !task.is_release;
-    for (const Use &use : uses) {
-      if (!conflict(use, claim.use)) continue;
-      if (is_free &&
-          !(use.buffer && use.buffer->label.has_locks && ordered_by_locks(earlier, claim.use.writes, later, use.writes)))
-        continue;
-      task.await(claim.task, learns);
-      break;
-    }
-  }
-}
-
-#else
 
 // Waits for the conflicting operations, from the latest on. An operation that writes all the bytes used here waits for those
 // before it.
@@ -118,7 +191,13 @@ Token Sequencer::issue(Task *task, Site site, Dependencies after, std::initializ
   task->site = site;
   task->where = &where_;
   task_loop_.take_turn();
+#if VNPU_CHECKS
+  if (tasks_.size() > 2 * unfinished_ + kFarAhead) sweep();
+  ++unfinished_;
+  task->unfinished = &unfinished_;
+#else
   if (tasks_.size() > 2 * swept_ + 16) sweep();
+#endif
   task->strand.begin_task(strand_, site, new_lineage(around(), body_, ++issued_, after.is_async, engine));
   await_tokens(*task, after.token);
   await_conflicts(*task, uses);
@@ -129,7 +208,7 @@ Token Sequencer::issue(Task *task, Site site, Dependencies after, std::initializ
   if (task->done && !kChecks) return Token();
   for (const Use &use : uses) {
     task->retain();
-    claim(Claim{task, use});
+    claim(Claim{task, use, issued_});
     if (!use.writes) continue;
     if (written_.writes) widen(written_, use);
     else written_ = use;

@@ -34,6 +34,44 @@ class RunTask final : public Task {
   Body body_;
 };
 
+// What a task touches until it is done.
+struct Claim {
+  Task *task;
+  Use use;
+  uint32_t issue;  // the number of the task in its body
+};
+
+#if VNPU_CHECKS
+
+// The claims to one buffer, in the order of their issue, under a tree of what each part of them touches: so a conflict is found
+// without a look at all claims.
+class BufferClaims {
+ public:
+  static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
+  static void operator delete(void *claims) { pool_free(claims); }
+  explicit BufferClaims(const Buffer *buffer) : buffer(buffer) {}
+  void push(const Claim &claim);
+  // Calls visit(claim) for each claim that conflicts with a use, from the latest on, until it returns true.
+  template <class Visit>
+  void each_conflict(const Use &use, Visit visit) {
+    for (int i = around_[kLevels - 1].size() - 1; i >= 0; --i) {
+      if (visit_below(kLevels - 1, i, use, visit)) return;
+    }
+  }
+
+  const Buffer *const buffer;
+  List<Claim> claims;
+
+ private:
+  static constexpr int kFan = 16, kLevels = 4;
+  template <class Visit>
+  bool visit_below(int level, int number, const Use &use, Visit visit);
+  List<Use> around_[kLevels];  // of each kFan of the level below
+  friend class Sequencer;
+};
+
+#endif
+
 class Sequencer {
  public:
   Sequencer(TaskLoop &task_loop, ExecutionPlace where) : task_loop_(task_loop), where_(where), strand_(*current_strand()) {}
@@ -50,6 +88,12 @@ class Sequencer {
 
   Token copy(Site site, Dependencies after, const Access &dst, const Access &src) {
     return work(site, after, {use(dst, true), use(src, false)}, [=] { dma(site, dst, src); }, Engine::kTransfer);
+  }
+
+  // A launch, whose points have task loops of their own.
+  template <class Body>
+  Token launch(Site site, Dependencies after, std::initializer_list<Use> uses, Body body) {
+    return work(site, after, uses, body, Engine::kCores);
   }
 
   // A segment or herd, of `count` points.
@@ -107,11 +151,20 @@ class Sequencer {
   Awaiter settle(std::initializer_list<Use> uses);
   Awaiter drain();
 
- private:
-  struct Claim {
-    Task *task;
-    Use use;
+  // A loop that issues operations pauses when many more are unfinished than at its last pause, until nothing else can run. So
+  // the number of tasks does not grow with the iterations, and the program waits for nothing that it would not wait for.
+#if VNPU_CHECKS
+  bool is_ahead() const { return unfinished_ >= most_unfinished_; }
+  struct Pause {
+    Sequencer &sequencer;
+    bool await_ready() const { return false; }
+    void await_suspend(Process::Handle handle) { sequencer.task_loop_.ready_last(handle); }
+    void await_resume() const { sequencer.most_unfinished_ = sequencer.unfinished_ + kFarAhead; }
   };
+  Pause pause() { return Pause{*this}; }
+#endif
+
+ private:
   static constexpr int kStretch = 16;
   struct End {  // the last operation on one end of a channel
     const Channel *channel;
@@ -127,31 +180,45 @@ class Sequencer {
 
   template <class Body>
   Token work(Site site, Dependencies after, std::initializer_list<Use> uses, Body body, Engine engine) {
-    if (!kChecks && !held_back(after.token, uses)) {
+#if !VNPU_CHECKS
+    if (!held_back(after.token, uses)) {
       task_loop_.take_turn();
       body();
       return Token();
     }
+#endif
     return issue(new RunTask<Body>(task_loop_, body), site, after, uses, engine);
   }
   const IssueOrder *around() { return groups_.size() ? groups_[groups_.size() - 1].lineage : strand_.lineage; }
   Engine own_engine() const { return where_.around ? Engine::kNone : Engine::kHost; }
+#if !VNPU_CHECKS
   bool held_back(const Token &after, std::initializer_list<Use> uses);
+#endif
   Token issue(Task *task, Site site, Dependencies after, std::initializer_list<Use> uses, Engine engine);
   void await_tokens(Task &task, const Token &after);
   Token transfer(Site site, Dependencies after, Channel &channel, i64 index, const Access &side, bool is_put,
                  RelayBuffer *relay = nullptr);
   void await_conflicts(Task &task, std::initializer_list<Use> uses);
   void claim(const Claim &claim);
+#if VNPU_CHECKS
+  bool separates(const Claim &claim, const Use &use) const;
+#endif
   Awaiter awaiter(Task *joined, bool is_end);
   void sweep();
+  void sweep_claims();
 
   TaskLoop &task_loop_;
   ExecutionPlace where_;
   Strand &strand_;        // of the body itself
   Strand ended_;          // what the tasks did that were dropped from the lists
+#if VNPU_CHECKS
+  List<BufferClaims *> claims_;
+  static constexpr int kFarAhead = 256;
+  int unfinished_ = 0, most_unfinished_ = kFarAhead;  // tasks
+#else
   List<Claim> claims_;    // what unfinished tasks touch
   List<Use> stretches_;   // the union of the uses of each group of claims
+#endif
   Use written_{};         // the union of all that any task so far writes
   List<Task *> tasks_;    // unfinished tasks
   List<End> ends_;

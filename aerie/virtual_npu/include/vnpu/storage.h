@@ -128,15 +128,20 @@ class RetainedBlocks {
   RetainedBlocks *next_ = nullptr;
 };
 
+struct Strand;
+
 // The state that all points of a launch share.
 class Launch {
  public:
   Launch() = default;
+  explicit Launch(const Strand *outer) : outer(outer) {}
   Launch(const Launch &) = delete;
   ~Launch();
   // acquire() gives one point blocks that no other thread uses; release() returns them for the next point.
   RetainedBlocks *acquire();
   void release(RetainedBlocks *retained);
+
+  const Strand *const outer = nullptr;  // what runs the launch, in programs with checks
 
  private:
   pthread_mutex_t taking_ = PTHREAD_MUTEX_INITIALIZER;

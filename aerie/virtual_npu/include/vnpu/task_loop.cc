@@ -1,10 +1,18 @@
 // Tasks that wait for each other, processes, and which of them runs next.
+#include <stdlib.h>
+
 #include "vnpu/channel.h"
 #include "vnpu/entry.h"
 
 namespace vnpu {
 
 // ---- tasks ----
+
+void *allocate_task(size_t bytes) {
+  void *const task = malloc(bytes);
+  if (!task) fail_memory(Site{"the operations that wait", 0}, i64(bytes));
+  return task;
+}
 
 Task::Task(TaskLoop &task_loop) : task_loop(task_loop) { task_loop.add(this); }
 
@@ -25,6 +33,9 @@ void Task::await(Task *other, bool learns) {
 
 void Task::finish() {
   done = true;
+#if VNPU_CHECKS
+  if (unfinished) --*unfinished;
+#endif
   for (int i = 0; i < successors_.size(); ++i) {
     const Successor next = successors_[i];
     if (next.learns) next.task->strand.learn(strand);
@@ -102,7 +113,9 @@ bool TaskLoop::next(Work &work) {
   if (head_ == queue_.size()) {
     head_ = 0;
     queue_.shrink(0);
-    return false;
+    if (last_.size() == 0) return false;
+    for (int i = 0; i < last_.size(); ++i) ready(last_[i]);
+    last_.shrink(0);
   }
   if (random_) {
     // Any operation that is ready may run next.
@@ -154,9 +167,20 @@ void TaskLoop::run(Process root) {
   } const restore;
   Executing executing;
   Process::promise_type &promise = root.handle.promise();
-  promise.strand.start_task_loop(chains, &promise.where);
+  promise.strand.start_task_loop(chains, &promise.where, launch_ ? launch_->outer : nullptr);
   if (run_seed) random_.start(run_seed * 0x9e3779b97f4a7c15u + uint64_t(promise.where.x * 65537 + promise.where.y) + 1);
   adopt(root, nullptr);
+  try {
+    run_all(executing);
+  } catch (Failure &failure) {
+    if (failure.is_stop) add_positions(*this, failure);
+    throw;
+  }
+  if (live_) fail_deadlock(*this);
+  for (int i = 0; i < channels_.size(); ++i) channels_[i]->refuse_leftovers();
+}
+
+void TaskLoop::run_all(Executing &executing) {
   Work work;
   while (next(work)) {
     take_turn();
@@ -170,8 +194,6 @@ void TaskLoop::run(Process root) {
       work.task->begin();
     }
   }
-  if (live_) fail_deadlock(*this);
-  for (int i = 0; i < channels_.size(); ++i) channels_[i]->refuse_leftovers();
 }
 
 TaskLoop::~TaskLoop() {

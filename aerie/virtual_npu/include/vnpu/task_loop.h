@@ -13,12 +13,20 @@ class Channel;
 
 // ---- tasks and tokens ----
 
+void *allocate_task(size_t bytes);
+
 class Task {
  public:
   explicit Task(TaskLoop &task_loop);
   virtual ~Task();
+#if VNPU_CHECKS
+  // There may be very many: the pool would round up their size.
+  static void *operator new(size_t bytes) { return allocate_task(bytes); }
+  static void operator delete(void *task) { __builtin_free(task); }
+#else
   static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
   static void operator delete(void *task) { pool_free(task); }
+#endif
   // Called once, when everything that the task waits for is done. Leads to finish(), at once or later.
   virtual void start() = 0;
   void begin() {
@@ -41,6 +49,9 @@ class Task {
   bool is_release = false;  // of a buffer; always waits for the tasks that use it
   bool done = false;
   int pending = 0;  // unfinished tasks it waits for
+#if VNPU_CHECKS
+  int *unfinished = nullptr;  // the count of the sequencer that issued it
+#endif
 
  private:
   struct Successor {
@@ -50,6 +61,7 @@ class Task {
   friend class TaskLoop;
   friend class Deadlock;
   int references_ = 1;
+  int node_ = -1;  // in the graph of a deadlock
   SmallList<Successor> successors_;
   Task *previous_ = nullptr, *next_ = nullptr;  // the loop's list of tasks
 };
@@ -126,6 +138,8 @@ class Process {
     uint32_t modes = 0;         // the mode registers of a tile, while others run
     class Spawn *owner = nullptr;
     promise_type *previous = nullptr, *next = nullptr;  // the loop's list of live processes
+    int node = -1;               // in the graph of a deadlock
+    bool is_at_end = false;      // there too: it has issued all of its operations
   };
   using Handle = std::coroutine_handle<promise_type>;
   explicit Process(Handle handle) : handle(handle) {}
@@ -198,6 +212,8 @@ class TaskLoop {
     task->retain();
     queue_.push(Work{nullptr, task});
   }
+  // Resumes a body when nothing else can run.
+  void ready_last(Process::Handle process) { last_.push(process); }
   void adopt(Process process, Spawn *owner);
   void add(Channel *channel) { channels_.push(channel); }
   void remove(Channel *channel);
@@ -228,10 +244,12 @@ class TaskLoop {
   static constexpr uint32_t kTurns = 16;
   friend class Deadlock;
   bool next(Work &work);
+  void run_all(Executing &executing);
   void step(Process::Handle process, Executing &executing);
 
   List<Work> queue_;
   int head_ = 0;
+  List<Process::Handle> last_;
   Process::promise_type *live_ = nullptr;
   Task *tasks_ = nullptr;
   List<Channel *> channels_;
@@ -256,5 +274,8 @@ struct Resume final : Task {
 // Fails the run when no operation can make progress. The message says which operation waits for which, as a cycle if there is
 // one.
 [[noreturn]] void fail_deadlock(TaskLoop &task_loop);
+
+// Adds to the text of a run that is stopped what each operation and body of the loop waits for.
+void add_positions(TaskLoop &task_loop, Failure &failure);
 
 }  // namespace vnpu

@@ -47,18 +47,27 @@ i64 nanoseconds() {
   return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-// If threads outnumber the CPUs, a polling thread takes CPU time from others.
-bool have_cpus(int threads) {
+int usable_cpus() {
 #if defined(__linux__)
-  static const int cpus = [] {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  }();
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 #else
-  static const int cpus = int(sysconf(_SC_NPROCESSORS_ONLN));
+  return int(sysconf(_SC_NPROCESSORS_ONLN));
 #endif
-  return threads <= cpus;
 }
+
+// With the thread that shares the work.
+struct Size {
+  int cpus = usable_cpus(), max_threads = cpus;
+};
+
+Size &size() {
+  static Size of_process;
+  return of_process;
+}
+
+// If threads outnumber the CPUs, a polling thread takes CPU time from others.
+bool have_cpus(int threads) { return threads <= size().cpus; }
 
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -174,6 +183,7 @@ void end_work(void (*look)(void *), void *context) {
 }
 
 void share(int helpers, void (*work)(void *), void (*look)(void *), void *context) {
+  if (helpers >= size().max_threads) helpers = size().max_threads - 1;
   if (helpers <= 0 || pthread_mutex_trylock(&workers.entry) != 0) return work(context);
   begin_work(Work{work, context}, helpers);
   work(context);
@@ -200,4 +210,5 @@ const Team &team() { return *used_team; }
 
 VNPU_EXPORT const vnpu::Team *vnpu_own_team() { return &vnpu::kOwn; }
 VNPU_EXPORT void vnpu_use_team(const vnpu::Team *used) { vnpu::used_team = used; }
+VNPU_EXPORT void vnpu_size_team(int32_t cpus, int32_t max_threads) { vnpu::size() = {cpus, max_threads}; }
 VNPU_EXPORT void vnpu_watch(const int32_t *flag) { vnpu::team().watch(flag); }

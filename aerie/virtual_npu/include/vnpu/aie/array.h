@@ -5,6 +5,7 @@
 #pragma once
 
 #include "vnpu/aie/fiber.h"
+#include "vnpu/aie/silicon.h"
 #include "vnpu/aie/tables.h"
 #include "vnpu/aie/watch.h"
 
@@ -14,16 +15,6 @@ class Array;
 class Host;
 class Source;
 class Sink;
-
-// What silicon holds, in words. Measured on NPU2 by mlir-aie: hw_verdicts ovr_5 and ovr_6 (a channel that has ended its chain
-// takes 5 words more), deadlock_model_head_of_line (one that waits for the lock of its next descriptor takes 8), and the read-
-// ahead of a shim (DeadlockModelPlan).
-struct Capacity {
-  static constexpr i64 kEnded = 5, kLoaded = 8, kShimReadAhead = 1580;
-  static constexpr int kQueue = 4;     // tasks that wait in a channel's queue
-  static constexpr int kCascade = 4;   // steps of 512 bits between two cores; not measured
-  static constexpr int kMostLock = 63;
-};
 
 template <class T>
 class Queue {
@@ -88,6 +79,8 @@ class Lock {
   Lock *partner = nullptr;  // descriptors move credits between it and this one, and there are `credits` of them
   int credits = 0;
   int held = 0;  // by descriptors that run
+  // An actor waits no more.
+  void forget(const Actor &actor);
 
  private:
   void grant();
@@ -99,10 +92,10 @@ class Lock {
 // A descriptor, ready to run.
 struct Bd {
   const BdTable *table;
-  char *base;     // of its buffer
-  i64 extent;     // bytes of its buffer
+  char *base;  // of its buffer
+  i64 extent;  // bytes of its buffer
   int next = -1;  // in the same chain
-  i64 uses = 0;   // for its iteration
+  i64 uses = 0;  // for its iteration
 };
 
 // Where in memory the next byte of a transfer is.
@@ -143,6 +136,8 @@ class Task {
   }
   // Adds a descriptor of the host's to the chain.
   void add(const BdTable &table, const void *base, i64 extent);
+  // The last of its descriptors leads to this one again.
+  void loop_to(int bd) { own[own.size() - 1].next = bd; }
 };
 
 // ---- streams ----
@@ -152,14 +147,19 @@ class Arbiter {
   const ArbiterTable *table = nullptr;
   Source *holder = nullptr;
   List<Source *> waiters;
+  void wait(Source *source);
+  // A sender holds it, or waits for it, no more; its last word has passed at a time.
+  void leave(Source *source, i64 at);
+  i64 free_at = 0;  // when the last word of the packet before has passed
 };
 
 // The receiving end of streams: an S2MM channel.
 class Sink {
  public:
   i64 room() const;
-  void accept(const char *data, i64 bytes);
-  void accept_zeros(i64 bytes);
+  // late: cycles until the first of these words is here.
+  void accept(const char *data, i64 bytes, i64 late);
+  void reset();
   // Lets the senders go on.
   void changed();
 
@@ -181,6 +181,8 @@ class Source final : public Runnable {
   // Begins to send a descriptor; the channel is woken when it has been read.
   void send(const Packet &packet, i64 bytes);
   void pump();
+  // Forgets what it sends, and leaves the arbiters that it holds.
+  void reset();
   const Arbiter *blocking_arbiter() const;
   const Sink *blocking_sink() const;
 
@@ -200,6 +202,9 @@ class Source final : public Runnable {
   const Route *route_of(const Packet &packet) const;
   bool enter(const Route &route, uint32_t header);
   void leave(const Route &route);
+  bool enter_arbiters(const Route &route);
+  void end_packet();
+  void deliver(const Route &route, const char *data, i64 bytes, i64 late);
   i64 room(const Route &route) const;
   void move(const Route &route, i64 bytes);
   void read_on();
@@ -207,8 +212,10 @@ class Source final : public Runnable {
   Queue<Segment> segments_;
   const Route *reading_ = nullptr;
   uint32_t header_ = 0;
-  bool has_entered_ = false, has_header_ = false;
-  int acquired_ = 0;
+  bool has_header_ = false;
+  i64 busy_until_ = 0;  // words are on their way until then
+  enum { kNone, kHeld, kRead } ending_ = kNone;  // what ends then: the first of the segments, or the descriptor that is read
+  List<i64> entered_;  // of each arbiter: when the header came to it; -1: it has not
 };
 
 // Writes how messages call a tile.
@@ -220,12 +227,19 @@ class Channel final : public Actor {
  public:
   using Actor::Actor;
   void describe(char *text, int capacity) const override;
+  void start();
+  // As a board's reset of a channel: what it does and has in its queue is forgotten, locks stay.
+  void reset();
+  bool is_port() const { return table->core != ChannelTable::kDma; }
+  void put_word(uint32_t word);
+  // Its token has come to the host.
+  void add_token();
   bool is_shim() const { return table->place.row == 0; }
 
   Array *array = nullptr;
   const ChannelTable *table = nullptr;
   Source source;  // of an MM2S channel
-  Sink sink;      // of an S2MM channel
+  Sink sink;  // of an S2MM channel
   Queue<Task *> queue;
   Task *running = nullptr;
   const Bd *bd = nullptr;
@@ -233,6 +247,9 @@ class Channel final : public Actor {
   bool is_transferring = false;
   i64 tokens = 0, transferred = 0;
   List<Actor *> for_room, for_token;  // the host, when it waits
+  Core *core = nullptr;  // whose own port it is
+  Bytes words;  // that wait to be sent by a port
+  Channel *token_port = nullptr;  // of its tile, where the switches have a way for tokens
 };
 
 // ---- cores ----
@@ -276,13 +293,30 @@ class Core final : public Actor {
     return value;
   }
 
+  // The core's own ports of the switch: a word each.
+  Await to_put_word(int channel, int line);
+  void put_word(int channel, uint32_t word);
+  Await to_get_word(int channel, int line);
+  uint32_t get_word(int channel);
+  // It computes for so many cycles.
+  void spend(i64 cycles);
+  // Holds it in reset; begin_again lets it begin.
+  void halt();
+  void begin_again();
+
   Array *array = nullptr;
   const CoreTable *table = nullptr;
   Cascade *in = nullptr, *out = nullptr;
   uint32_t modes = kFloor;
   bool is_endless = false;  // it was ended by the time limit
+  bool is_halted = false;
 
  private:
+  struct {
+    Lock *lock = nullptr;
+    int value = 0;
+    bool at_least = true;
+  } asks_;
   void put_bytes(const void *value);
   void get_bytes(void *value);
 };
@@ -322,18 +356,28 @@ class Host final : public Actor {
   void describe(char *text, int capacity) const override;
   // Waits until nothing else can go on.
   Await rest(int line);
-  // The same, in the order of the program: the host takes microseconds for what the array does in nanoseconds. Schedules that
-  // are drawn let it act at any time.
-  Await pause(int line) { return run_seed ? Await{true} : rest(line); }
+  // The host takes microseconds for what the array does in nanoseconds.
+  Await pause(int line);
   // Loads a device; nothing is done where it is the one that runs.
   void load(const DeviceTable &table);
   Task *task(int channel, i64 repeat, bool sends_token);
   Await room(Task *task, int line);
   void start(Task *task, int line);
-  Await token(int channel, int line);
-  void take_token(int channel);
-  void write(int buffer, i64 index, int32_t value);
+  Await token(int channel, int line) { return token(*array->channels[channel], line); }
+  Await token(Channel &channel, int line);
+  void take_token(int channel) { take_token(*array->channels[channel]); }
+  void take_token(Channel &channel) { --channel.tokens; }
+  // Tasks as values of the sequence.
+  i64 number_of(const Task *task);
+  Task *task_of(i64 number);
+  // Writes the bits of a word that a mask has.
+  void write(int buffer, i64 index, int32_t value, uint32_t mask = ~0u);
   void set_lock(int lock, int value);
+  // A chain of the device's own descriptors, as a task.
+  Task *chain(int channel, int bd, i64 repeat, bool sends_token);
+  void reset(int channel);
+  void halt_core(int core) { array->cores[core]->halt(); }
+  void begin_core(int core) { array->cores[core]->begin_again(); }
 
   Array *array = nullptr;
 
@@ -344,20 +388,39 @@ class Host final : public Actor {
 class Run {
  public:
   Run() : host(*this) {}
+  Run(const Run &) = delete;
+  ~Run() { forget_turns(); }
   // Runs a sequence to its end. A deadlock is a Failure.
   void execute(Fiber sequence);
-  void ready(Runnable *runnable);
+  void ready(Runnable *runnable) { ready_at(runnable, time()); }
+  // Gives it a turn at a time; an earlier one that it waits for stays.
+  void ready_at(Runnable *runnable, i64 time);
+  // Gives a turn in just this cycle to what is made for it.
+  void at_time(Runnable *runnable);
+  // The cycle in which whoever has a turn is.
+  i64 time() const { return now_ + spent; }
+  // No turn that was asked for comes.
+  void forget_turns();
 
+  i64 spent = 0;  // by the core that has a turn
   Host host;
   Actor *at_rest = nullptr;  // waits until nothing else has a turn
   Progress progress;
 
  private:
   static constexpr uint32_t kPatience = 1 << 20;  // turns that the host waits for rest
-  Runnable *next();
   void take_turns();
-  Queue<Runnable *> queue_;
-  uint64_t random_ = 0;
+  struct Event {
+    i64 time;
+    uint64_t order;
+    Runnable *runnable;
+    bool operator<(const Event &other) const { return time != other.time ? time < other.time : order < other.order; }
+  };
+  void push(Event event);
+  Event pop();
+  List<Event> events_;  // a heap
+  uint64_t order_ = 0, random_ = 0;
+  i64 now_ = 0;
 };
 
 // Fails the run where nothing can go on: who waits for whom.

@@ -86,12 +86,16 @@ void add_blockers(Actor &actor, Run &run, Actors &found) {
     case Waiting::kToken:
     case Waiting::kQueue: {
       Channel *const channel = waiting.channel;
+      Channel *const port = channel->token_port;
+      if (port && port->is_transferring) found.push(port);
       found.push(channel);
       break;
     }
+    case Waiting::kStreamOut:
     case Waiting::kSend:
       if (Channel *const holder = holder_of(waiting.channel->source)) found.push(holder);
       break;
+    case Waiting::kStreamIn:
     case Waiting::kReceive: {
       Sink &sink = waiting.channel->sink;
       for (int pass = 0; pass < 2 && found.size() == 0; ++pass) {
@@ -172,12 +176,19 @@ void add_wait(Text &text, const Actor &actor) {
     }
     case Waiting::kCascadeIn: text.add("waits for the cascade, which is empty"); break;
     case Waiting::kCascadeOut: text.add("waits for the cascade, which is full"); break;
+    case Waiting::kStreamIn:
+      text.add("waits for a word at its port Core : %d, which has none", waiting.channel->table->number);
+      break;
+    case Waiting::kStreamOut:
+      text.add("waits for room in its port Core : %d, which holds %d words", waiting.channel->table->number, Capacity::kPort);
+      break;
     case Waiting::kQuiet: text.add("waits until nothing else goes on"); break;
     default:
       if (actor.is_core && static_cast<const Core &>(actor).is_endless) {
         text.add("computes for longer than --time-limit says (0: any time), and does not wait");
       } else {
-        text.add("%s", actor.is_done ? "has ended" : "goes on");
+        const bool is_halted = actor.is_core && static_cast<const Core &>(actor).is_halted;
+        text.add("%s", is_halted ? "is held in reset" : actor.is_done ? "has ended" : "goes on");
       }
       break;
   }
@@ -220,9 +231,12 @@ uint32_t status_of(const Channel &channel) {
 }
 
 uint32_t status_of(const Core &core) {
+  if (core.is_halted) return 2;
   uint32_t status = 1;
   if (core.is_done) return status | 1u << 20;
   const Waiting &waiting = core.waiting;
+  if (waiting.kind == Waiting::kStreamIn) status |= 1u << 10;
+  if (waiting.kind == Waiting::kStreamOut) status |= 1u << 12;
   if (waiting.kind == Waiting::kCascadeIn) status |= 1u << 14;
   if (waiting.kind == Waiting::kCascadeOut) status |= 1u << 15;
   if (waiting.kind == Waiting::kLock) {
@@ -250,7 +264,7 @@ void add_registers(Text &text, Array &array) {
   }
   for (int i = 0; i < array.channels.size() && !text.is_full(); ++i) {
     const Channel &channel = *array.channels[i];
-    if (channel.waiting.kind == Waiting::kTask) continue;
+    if (channel.waiting.kind == Waiting::kTask || channel.is_port()) continue;
     const ChannelTable &table = *channel.table;
     const int base = table.place.row == 0   ? (table.sends ? 0x1d228 : 0x1d220)
                      : table.place.row == 1 ? (table.sends ? 0xa0680 : 0xa0660)

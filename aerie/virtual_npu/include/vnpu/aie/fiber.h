@@ -17,7 +17,9 @@ class Runnable {
   static void operator delete(void *runnable) { pool_free(runnable); }
   virtual ~Runnable() = default;
   virtual void turn() = 0;
+  virtual void forgotten() {}  // a turn that it waited for will not come
   bool is_queued = false, is_core = false;
+  i64 due = 0;  // when it has its turn, while it is queued
 };
 
 class Actor;
@@ -47,7 +49,7 @@ class Cascade;
 
 // What an actor waits for.
 struct Waiting {
-  enum Kind { kNothing, kLock, kTask, kSend, kReceive, kToken, kQueue, kQuiet, kCascadeIn, kCascadeOut };
+  enum Kind { kNothing, kLock, kTask, kSend, kReceive, kToken, kQueue, kQuiet, kCascadeIn, kCascadeOut, kStreamIn, kStreamOut };
   Kind kind = kNothing;
   const Lock *lock = nullptr;
   int value = 0;
@@ -64,6 +66,8 @@ class Actor : public Runnable {
     if (fiber_) fiber_.destroy();
   }
   void begin(Fiber fiber);
+  // Ends its coroutine where it stands; it can begin again.
+  void stop();
   void turn() override {
     waiting = Waiting();
     fiber_.resume();

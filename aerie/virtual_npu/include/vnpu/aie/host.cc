@@ -19,8 +19,16 @@ Await Host::rest(int at) {
   return Await{false};
 }
 
+Await Host::pause(int at) {
+  line = at;
+  waiting.kind = Waiting::kQuiet;
+  run.ready_at(this, run.time() + Cycles::kHostOp);
+  return Await{false};
+}
+
 void Host::load(const DeviceTable &table) {
   if (array && &array->table == &table) return;
+  run.forget_turns();
   delete array;
   array = nullptr;
   array = new Array(run, table);
@@ -117,9 +125,19 @@ void Host::start(Task *task, int at) {
   if (channel.waiting.kind == Waiting::kTask) channel.wake();
 }
 
-Await Host::token(int number, int at) {
+i64 Host::number_of(const Task *task) {
+  int number = tasks_.size() - 1;
+  while (tasks_[number] != task) --number;
+  return number;
+}
+
+Task *Host::task_of(i64 number) {
+  if (number >= 0 && number < tasks_.size()) return tasks_[int(number)];
+  fail(Site{"aiex.dma_start_task", 0}, "there is no task %lld: %d were configured", (long long)number, tasks_.size());
+}
+
+Await Host::token(Channel &channel, int at) {
   line = at;
-  Channel &channel = *array->channels[number];
   if (channel.tokens > 0) return Await{true};
   waiting.kind = Waiting::kToken;
   waiting.channel = &channel;
@@ -127,9 +145,22 @@ Await Host::token(int number, int at) {
   return Await{false};
 }
 
-void Host::take_token(int number) { --array->channels[number]->tokens; }
+void Host::write(int buffer, i64 index, int32_t value, uint32_t mask) {
+  char *const at = array->memory[buffer] + 4 * index;
+  uint32_t word;
+  memcpy(&word, at, sizeof(word));
+  word = (word & ~mask) | (uint32_t(value) & mask);
+  memcpy(at, &word, sizeof(word));
+}
 
-void Host::write(int buffer, i64 index, int32_t value) { memcpy(array->memory[buffer] + 4 * index, &value, sizeof(value)); }
+Task *Host::chain(int channel, int bd, i64 repeat, bool sends_token) {
+  Task *const chain = task(channel, repeat, sends_token);
+  chain->bds = &array->bds;
+  chain->first = bd;
+  return chain;
+}
+
+void Host::reset(int channel) { array->channels[channel]->reset(); }
 
 void Host::set_lock(int lock, int value) { array->locks[lock]->set(value); }
 

@@ -86,13 +86,14 @@ void Cursor::advance(i64 bytes) {
 // ---- the receiving end ----
 
 i64 Sink::room() const {
+  if (channel->core) return 4 * Capacity::kPort - held.size();
   const bool is_loaded = channel->waiting.kind == Waiting::kLock;
   const i64 capacity = 4 * (is_loaded ? Capacity::kLoaded : Capacity::kEnded);
   const i64 room = channel->is_transferring ? channel->cursor.left + capacity : capacity - held.size();
   return room > 0 ? room : 0;
 }
 
-void Sink::accept(const char *data, i64 bytes) {
+void Sink::accept(const char *data, i64 bytes, i64 late) {
   Cursor &cursor = channel->cursor;
   while (bytes > 0 && channel->is_transferring) {
     char *to;
@@ -102,13 +103,17 @@ void Sink::accept(const char *data, i64 bytes) {
     channel->transferred += count;
     data += count;
     bytes -= count;
+    late += (count + 3) / 4;
     if (cursor.left == 0) {
       channel->is_transferring = false;
-      channel->wake();
+      channel->run.ready_at(channel, channel->run.time() + late);
     }
   }
   held.push(data, bytes);
+  if (channel->core && channel->core->waiting.kind == Waiting::kStreamIn) channel->core->wake();
 }
+
+void Sink::reset() { held.drop(held.size()); }
 
 void Sink::changed() {
   for (int i = 0; i < sources.size(); ++i) channel->run.ready(sources[i]);
@@ -129,7 +134,10 @@ uint32_t header_of(const Packet &packet, Place place) {
 const Route *Source::route_of(const Packet &packet) const {
   List<Route> &all = const_cast<List<Route> &>(routes);
   for (int i = 0; i < all.size(); ++i) {
-    if (all[i].table->id == -1 || all[i].table->id == packet.id) return &all[i];
+    if (all[i].table->id != -1 && all[i].table->id != packet.id) continue;
+    if (all[i].table->sinks > 0 || channel->is_port()) return &all[i];
+    fail(Site{"aie.dma_bd", channel->line},
+         "packets of id %d lead to a tile's port TileControl: control packets are not executed", packet.id);
   }
   char name[120];
   channel->describe(name, int(sizeof(name)));
@@ -152,103 +160,171 @@ i64 Source::room(const Route &route) const {
   return least;
 }
 
-bool Source::enter(const Route &route, uint32_t header) {
-  crossing = &route;
-  while (acquired_ < route.table->arbiters) {
-    Arbiter &arbiter = *route.arbiters[acquired_];
-    if (arbiter.holder && arbiter.holder != this) {
-      for (int i = 0; i < arbiter.waiters.size(); ++i) {
-        if (arbiter.waiters[i] == this) return false;
-      }
-      arbiter.waiters.push(this);
-      return false;
+// The header goes on from switch to switch, on all branches of its way, and holds each arbiter that it has come to.
+bool Source::enter_arbiters(const Route &route) {
+  const int *const parents = channel->array->table.route_parents + route.table->first_arbiter;
+  const i64 now = channel->run.time();
+  i64 next = -1;
+  bool is_through = true;
+  for (int k = 0; k < route.table->arbiters; ++k) {
+    Arbiter &arbiter = *route.arbiters[k];
+    const i64 here = parents[k] < 0 ? now : entered_[parents[k]] < 0 ? -1 : entered_[parents[k]] + Cycles::kHop;
+    if (entered_[k] < 0 && here >= 0 && here <= now) {
+      if (!arbiter.holder) arbiter.holder = this;
+      if (arbiter.holder == this) entered_[k] = now > arbiter.free_at ? now : arbiter.free_at;
+      else arbiter.wait(this);
     }
-    arbiter.holder = this;
-    ++acquired_;
+    const i64 after = entered_[k] >= 0 ? entered_[k] + Cycles::kHop : here;
+    is_through = is_through && entered_[k] >= 0 && after <= now;
+    if (after > now && (next < 0 || after < next)) next = after;
   }
-  if (!has_header_ && route.table->id >= 0) {
+  if (next >= 0) channel->run.ready_at(this, next);
+  return is_through;
+}
+
+bool Source::enter(const Route &route, uint32_t header) {
+  if (!crossing) {
+    for (int k = 0; k < route.table->arbiters; ++k) entered_.push(-1);
+  }
+  crossing = &route;
+  if (has_header_) return true;
+  if (!enter_arbiters(route)) return false;
+  if (route.table->id >= 0) {
     const SinkTable *const table = channel->array->table.route_sinks + route.table->first_sink;
     for (int i = 0; i < route.table->sinks; ++i) {
       if (table[i].keeps_header && route.sinks[i]->room() < 4) return false;
     }
     for (int i = 0; i < route.table->sinks; ++i) {
-      if (table[i].keeps_header) route.sinks[i]->accept(reinterpret_cast<const char *>(&header), 4);
+      if (table[i].keeps_header) route.sinks[i]->accept(reinterpret_cast<const char *>(&header), 4, 0);
     }
   }
-  has_header_ = has_entered_ = true;
-  return true;
+  return has_header_ = true;
+}
+
+void Arbiter::wait(Source *source) {
+  for (int i = 0; i < waiters.size(); ++i) {
+    if (waiters[i] == source) return;
+  }
+  waiters.push(source);
+}
+
+void Arbiter::leave(Source *source, i64 at) {
+  int kept = 0;
+  for (int i = 0; i < waiters.size(); ++i) {
+    if (waiters[i] != source) waiters[kept++] = waiters[i];
+  }
+  waiters.shrink(kept);
+  if (holder != source) return;
+  holder = nullptr;
+  free_at = at;
+  if (waiters.size() == 0) return;
+  // The first that waits has it from now on.
+  holder = waiters[0];
+  for (int k = 1; k < waiters.size(); ++k) waiters[k - 1] = waiters[k];
+  waiters.shrink(waiters.size() - 1);
+  holder->channel->run.ready_at(holder, at);
 }
 
 void Source::leave(const Route &route) {
-  for (int i = 0; i < acquired_; ++i) {
-    Arbiter &arbiter = *route.arbiters[i];
-    arbiter.holder = nullptr;
-    if (arbiter.waiters.size() == 0) continue;
-    // The first that waits has it from now on.
-    arbiter.holder = arbiter.waiters[0];
-    for (int k = 1; k < arbiter.waiters.size(); ++k) arbiter.waiters[k - 1] = arbiter.waiters[k];
-    arbiter.waiters.shrink(arbiter.waiters.size() - 1);
-    channel->run.ready(arbiter.holder);
+  const int *const parents = channel->array->table.route_parents + route.table->first_arbiter;
+  for (int k = 0; k < route.table->arbiters; ++k) {
+    // The last word passes a switch later than those before it.
+    i64 at = channel->run.time();
+    for (int before = parents[k]; before >= 0; before = parents[before]) at += Cycles::kHop;
+    route.arbiters[k]->leave(this, at);
   }
-  acquired_ = 0;
-  has_entered_ = has_header_ = false;
+  entered_.shrink(0);
+  has_header_ = false;
   crossing = nullptr;
 }
+
+void Source::reset() {
+  if (crossing) leave(*crossing);
+  segments_.clear();
+  held.drop(held.size());
+  reading_ = nullptr;
+  ending_ = kNone;
+  busy_until_ = 0;
+}
+
+void Source::deliver(const Route &route, const char *data, i64 bytes, i64 late) {
+  const SinkTable *const table = channel->array->table.route_sinks + route.table->first_sink;
+  for (int i = 0; i < route.table->sinks; ++i) route.sinks[i]->accept(data, bytes, late + Cycles::kHop * table[i].switches);
+}
+
+namespace {
+
+void fill(char *to, i64 bytes, uint32_t value) {
+  for (i64 i = 0; i < bytes; ++i) to[i] = char(value >> i % 4 * 8);
+}
+
+}  // namespace
 
 // Sends bytes straight from memory to the receivers.
 void Source::move(const Route &route, i64 bytes) {
   static constexpr i64 kScratch = 4096;
   char scratch[kScratch];
   Cursor &cursor = channel->cursor;
-  while (bytes > 0) {
+  for (i64 sent = 0; sent < bytes;) {
     char *from;
-    i64 count = cursor.peek(bytes, &from);
-    if (from && (count >= kScratch || count == bytes)) {
-      for (int i = 0; i < route.table->sinks; ++i) route.sinks[i]->accept(from, count);
+    i64 count = cursor.peek(bytes - sent, &from);
+    if (from && (count >= kScratch || count == bytes - sent)) {
+      deliver(route, from, count, sent / 4);
       cursor.advance(count);
     } else {
       i64 gathered = 0;
-      while (gathered < bytes && gathered < kScratch) {
-        const i64 most = bytes - gathered < kScratch - gathered ? bytes - gathered : kScratch - gathered;
+      while (gathered < bytes - sent && gathered < kScratch) {
+        const i64 left = bytes - sent - gathered, most = left < kScratch - gathered ? left : kScratch - gathered;
         count = cursor.peek(most, &from);
         if (from) memcpy(scratch + gathered, from, size_t(count));
-        else memset(scratch + gathered, 0, size_t(count));
+        else fill(scratch + gathered, count, channel->table->pad_value);
         cursor.advance(count);
         gathered += count;
       }
-      for (int i = 0; i < route.table->sinks; ++i) route.sinks[i]->accept(scratch, gathered);
+      deliver(route, scratch, gathered, sent / 4);
       count = gathered;
     }
-    bytes -= count;
+    sent += count;
     channel->transferred += count;
   }
 }
 
+// Words have gone as far as they could: they are on their way for as many cycles.
 void Source::pump() {
-  for (;;) {
-    const bool is_held = !segments_.empty();
-    const Route *const route = is_held ? segments_.front().route : reading_;
-    if (!route || !enter(*route, is_held ? segments_.front().header : header_)) break;
+  Run &run = channel->run;
+  if (run.time() < busy_until_) return run.ready_at(this, busy_until_);
+  end_packet();
+  const bool is_held = !segments_.empty();
+  const Route *const route = is_held ? segments_.front().route : reading_;
+  if (route && enter(*route, is_held ? segments_.front().header : header_)) {
+    const i64 left = is_held ? segments_.front().bytes : channel->cursor.left, room_now = room(*route);
+    const i64 count = room_now < left ? room_now : left;
     if (is_held) {
-      Segment &segment = segments_.front();
-      const i64 room_now = room(*route), count = room_now < segment.bytes ? room_now : segment.bytes;
-      for (int i = 0; count && i < route->table->sinks; ++i) route->sinks[i]->accept(held.data(), count);
+      deliver(*route, held.data(), count, 0);
       held.drop(count);
-      segment.bytes -= count;
-      if (segment.bytes > 0) break;
-      if (segment.is_whole) leave(*route);
-      segments_.pop();
+      segments_.front().bytes -= count;
     } else {
-      const i64 room_now = room(*route), left = channel->cursor.left, count = room_now < left ? room_now : left;
       move(*route, count);
-      if (channel->cursor.left > 0) break;
-      leave(*route);
-      reading_ = nullptr;
-      channel->is_transferring = false;
-      channel->wake();
     }
+    if (count == left) ending_ = is_held ? kHeld : kRead;
+    busy_until_ = run.time() + (count + 3) / 4;
+    if (count > 0 || ending_ != kNone) run.ready_at(this, busy_until_);
   }
-  read_on();
+  if (ending_ != kRead) read_on();
+}
+
+void Source::end_packet() {
+  const auto ending = ending_;
+  ending_ = kNone;
+  if (ending == kHeld && segments_.front().bytes == 0) {
+    if (segments_.front().is_whole) leave(*crossing);
+    segments_.pop();
+  } else if (ending == kRead) {
+    leave(*crossing);
+    reading_ = nullptr;
+    channel->is_transferring = false;
+    channel->wake();
+  }
 }
 
 // A shim reads ahead of what it sends.
@@ -272,12 +348,19 @@ void Source::read_on() {
   segment.is_whole = true;
   reading_ = nullptr;
   channel->is_transferring = false;
-  channel->wake();
+  // A word a cycle comes out of the host's memory, those that have gone on before too.
+  const i64 now = channel->run.time();
+  channel->run.ready_at(channel, (now > busy_until_ ? now : busy_until_) + (count + 3) / 4);
 }
 
 const Arbiter *Source::blocking_arbiter() const {
-  if (!crossing || acquired_ == crossing->table->arbiters) return nullptr;
-  return crossing->arbiters[acquired_];
+  if (!crossing || has_header_) return nullptr;
+  List<i64> &entered = const_cast<List<i64> &>(entered_);
+  for (int k = 0; k < crossing->table->arbiters; ++k) {
+    const Arbiter *const arbiter = crossing->arbiters[k];
+    if (entered[k] < 0 && arbiter->holder && arbiter->holder != this) return arbiter;
+  }
+  return nullptr;
 }
 
 const Sink *Source::blocking_sink() const {

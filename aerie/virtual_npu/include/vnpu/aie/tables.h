@@ -25,7 +25,7 @@ struct LockTable {
   int number, init;
 };
 
-// A dimension of an access pattern, outermost first; strides and counts are elements, `before` and `after` zeros.
+// A dimension of an access pattern, outermost first; strides and counts are elements, `before` and `after` padding.
 struct Dimension {
   i64 size, stride, before, after;
 };
@@ -67,6 +67,9 @@ struct ChannelTable {
   Place place;
   bool sends;  // MM2S
   int number;
+  int core = kDma;  // the core whose own port it is
+  uint32_t pad_value = 0;  // what padding consists of
+  static constexpr int kDma = -1, kTokens = -2;  // else a DMA channel, or the port by which a tile sends tokens to the host
 };
 
 struct ArbiterTable {
@@ -77,13 +80,14 @@ struct ArbiterTable {
 struct SinkTable {
   int channel;
   bool keeps_header;
+  int switches;  // on the way to it
 };
 
 // Where the words of a channel go: packets with this id, or all where the id is -1.
 struct RouteTable {
   int source, id;
-  int first_arbiter, arbiters;  // in `route_arbiters`
-  int first_sink, sinks;        // in `route_sinks`
+  int first_arbiter, arbiters;  // in `route_arbiters`, and in `route_parents` which of the route's lies before each; -1: none
+  int first_sink, sinks;  // in `route_sinks`
 };
 
 struct CoreTable {
@@ -113,6 +117,7 @@ struct DeviceTable {
   const RouteTable *route;
   int routes;
   const int *route_arbiters;
+  const int *route_parents;
   const SinkTable *route_sinks;
   const CoreTable *core;
   int cores;

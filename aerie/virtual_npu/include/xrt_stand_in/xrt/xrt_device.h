@@ -1,0 +1,2 @@
+#pragma once
+#include "xrt/virtual_npu.h"

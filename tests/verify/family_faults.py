@@ -1,0 +1,111 @@
+"""Mistakes that only models of one family can have, by its model_type."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aerie.engine.model_family import Multipliers
+from aerie.engine.rope import LongRopeScaling
+from aerie.engine.rope_tables import RopeTables
+from aerie.engine.tensors import Rows
+from tests.verify.faults import Fault, preloaded, turned_otherwise, weights_fault
+
+
+def with_rope_of_layer(change):
+    """Layers with the tables of `change(rope)`, a RopeTables."""
+
+    def inject(healthy):
+        model = healthy.session.model
+        return preloaded(replace(model, rope=change(model.rope)), healthy, healthy.checkpoint.weights)
+
+    return inject
+
+
+def all_turned(rope):
+    return RopeTables(rope.tables[:1], (0,) * len(rope.of_layer))
+
+
+def the_layer_before(rope):
+    return RopeTables(rope.tables, (*rope.of_layer[1:], rope.of_layer[0]))
+
+
+def other_factors(**changes):
+    """Programs, and the host's work, with other factors."""
+
+    def inject(healthy):
+        config = healthy.checkpoint.config
+        return healthy.rebuild(config=replace(config, multipliers=replace(config.multipliers, **changes)))
+
+    return inject
+
+
+def embeddings_times(factor):
+    def inject(healthy):
+        return healthy.with_model(embed_table=Rows(healthy.session.model.embed_table.table, factor))
+
+    return inject
+
+
+def whole_heads(healthy):
+    config = healthy.checkpoint.config
+    rule = config.rope_scaling
+    wide = replace(rule, short_factor=2 * rule.short_factor, long_factor=2 * rule.long_factor)
+    return healthy.rebuild(config=replace(config, partial_rotary_factor=1.0, rope_scaling=wide))
+
+
+def as_in_long_texts(config):
+    return replace(config, rope_scaling=replace(config.rope_scaling, is_long=True))
+
+
+def without_magnitude(config):
+    return replace(config, rope_scaling=replace(config.rope_scaling, attention_factor=1.0))
+
+
+def gate_and_up_swapped(layer):
+    return {"w_gate": layer["w_up"], "w_up": layer["w_gate"]}
+
+
+def shifted_keys(layer):
+    """As if the fused tensor were cut a head too early."""
+    rows = np.concatenate([layer["wq"], layer["wk"]])
+    first = len(layer["wq"]) - 64
+    return {"wk": rows[first : first + len(layer["wk"])]}
+
+
+FAMILY_CHANGES: dict[str, dict[str, Any]] = {
+    "granite": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)},
+    "phi3": {
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": LongRopeScaling(
+            (1.0,) * 16,
+            tuple(1.5 + i for i in range(16)),
+            original_max_position_embeddings=2048,
+            attention_factor=1.19,
+        ),
+    },
+}
+"""What their configs have besides."""
+
+FAMILY_FAULTS = {
+    "granite": (
+        Fault("embeddings not multiplied", embeddings_times(1.0), "layer 0, step input"),
+        Fault("embeddings multiplied twice", embeddings_times(144.0), "layer 0, step input"),
+        Fault("scores of another family", other_factors(attention=None), "layer 0, step attention"),
+        Fault("residual factor left out", other_factors(residual=1.0), "layer 0, step attn_residual"),
+        Fault("logits not divided", other_factors(logits_divisor=1.0), "divided_logits"),
+    ),
+    "phi3": (
+        Fault("whole heads are turned", whole_heads, "layer 0, step rope_q"),
+        Fault("turned as in long texts", turned_otherwise(as_in_long_texts), "layer 0, step rope_q"),
+        Fault("no magnitude of cosines", turned_otherwise(without_magnitude), "layer 0, step rope_q"),
+        Fault("gate and up swapped", weights_fault(1, gate_and_up_swapped), "layer 1, step gate"),
+        Fault("keys are the end of the queries", weights_fault(1, shifted_keys), "layer 1, step k"),
+    ),
+    "smollm3": (
+        Fault("a layer without RoPE is turned", with_rope_of_layer(all_turned), "layer 1, step rope_q"),
+        Fault("the layer before it has none", with_rope_of_layer(the_layer_before), "layer 0, step rope_q"),
+    ),
+}

@@ -1,0 +1,145 @@
+"""Hosts that were written for XRT: Python with pyxrt's xclbin flow, and C++."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aerie import virtual_npu
+from aerie.virtual_npu import pyxrt
+from aerie.virtual_npu.options import BuildOptions
+from tests.virtual_npu.aie.register_designs import LOGICAL
+
+ROWS, FROM_HOST, TO_HOST = 4, 5, 8
+INCLUDE = Path(virtual_npu.__file__).parent / "include" / "xrt_stand_in"
+
+
+@pytest.fixture(scope="module")
+def design(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hosts") / "final.xclbin"
+    virtual_npu.build(f"module {{ {LOGICAL} }}", path, options=BuildOptions(checks=False))
+    return path
+
+
+def _wanted() -> np.ndarray:
+    want = np.full((ROWS, TO_HOST), 42, np.int32)
+    want[:, 2:7] = np.arange(ROWS * FROM_HOST).reshape(ROWS, FROM_HOST)
+    return want.reshape(-1)
+
+
+def _python_host(xrt, path: Path) -> np.ndarray:
+    """As IRON's and mlir-aie's hosts have it; `xrt` is their `import pyxrt as xrt`."""
+    device = xrt.device(0)
+    xclbin = xrt.xclbin(str(path))
+    name = next(
+        kernel.get_name() for kernel in xclbin.get_kernels() if kernel.get_name().startswith("MLIR_AIE")
+    )
+    device.register_xclbin(xclbin)
+    context = xrt.hw_context(device, xclbin.get_uuid())
+    kernel = xrt.kernel(context, name)
+    instructions = np.zeros(16, np.uint32)
+    bo_instr = xrt.bo(device, instructions.nbytes, xrt.bo.cacheable, kernel.group_id(1))
+    bo_in = xrt.bo(device, 4 * ROWS * FROM_HOST, xrt.bo.host_only, kernel.group_id(3))
+    bo_out = xrt.bo(device, 4 * ROWS * TO_HOST, xrt.bo.host_only, kernel.group_id(4))
+    np.frombuffer(bo_in.map(), np.int32)[:] = np.arange(ROWS * FROM_HOST)
+    for bo in (bo_instr, bo_in):
+        bo.sync(xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE)
+    run = kernel(3, bo_instr, len(instructions), bo_in, bo_out)
+    assert run.wait() == xrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED
+    bo_out.sync(xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE)
+    return np.frombuffer(bo_out.map(), np.int32).copy()
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_a_python_host_of_the_xclbin_flow(design: Path, strict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VNPU_STRICT", strict)
+    assert np.array_equal(_python_host(pyxrt, design), _wanted())
+
+
+def test_instructions_in_an_elf(design: Path) -> None:
+    device = pyxrt.device(0)
+    context = pyxrt.hw_context(device, pyxrt.xclbin(str(design)).get_uuid())
+    kernel = pyxrt.ext.kernel(context, pyxrt.module(pyxrt.elf(str(design))), "MLIR_AIE")
+    assert device.get_info(pyxrt.xrt_info_device.name) == "NPU Strix"
+    run = pyxrt.run(kernel)
+    first, second = pyxrt.ext.bo(device, 4 * 20), pyxrt.ext.bo(device, 4 * 32)
+    np.frombuffer(first.map(), np.int32)[:] = np.arange(20)
+    run.set_arg(0, 3)
+    run.set_arg(3, first)
+    run.set_arg(4, second)
+    run.start()
+    run.wait2()
+    assert np.array_equal(np.frombuffer(second.map(), np.int32), _wanted())
+
+
+def test_a_module_of_something_else() -> None:
+    with pytest.raises(pyxrt.XrtError, match=r"module wants a pyxrt\.elf, not a int"):
+        pyxrt.module(3)  # type: ignore[arg-type]
+
+
+CPP_HOST = r"""
+#include <cstdio>
+#include <cstring>
+#include "xrt/experimental/xrt_kernel.h"
+#include "xrt/xrt_bo.h"
+#include "xrt/xrt_device.h"
+#include "xrt/xrt_kernel.h"
+
+int main(int, char **arguments) {
+  auto device = xrt::device(0);
+  auto xclbin = xrt::xclbin(std::string(arguments[1]));
+  auto name = xclbin.get_kernels().front().get_name();
+  device.register_xclbin(xclbin);
+  xrt::hw_context context(device, xclbin.get_uuid());
+  auto kernel = xrt::kernel(context, name);
+  auto bo_instr = xrt::bo(device, 64, XCL_BO_FLAGS_CACHEABLE, kernel.group_id(1));
+  auto bo_in = xrt::bo(device, 4 * 20, XRT_BO_FLAGS_HOST_ONLY, kernel.group_id(3));
+  auto bo_out = xrt::bo(device, 4 * 32, XRT_BO_FLAGS_HOST_ONLY, kernel.group_id(4));
+  int *in = bo_in.map<int *>();
+  for (int i = 0; i < 20; ++i) in[i] = i;
+  bo_in.sync(XCL_BO_SYNC_BO_TO_DEVICE);
+  auto run = kernel(3u, bo_instr, 16, bo_in, bo_out);
+  if (run.wait() != ERT_CMD_STATE_COMPLETED) return 2;
+  bo_out.sync(XCL_BO_SYNC_BO_FROM_DEVICE);
+  for (int i = 0; i < 32; ++i) std::printf("%d ", bo_out.map<int *>()[i]);
+  auto list = xrt::runlist(context);
+  auto again = xrt::run(kernel);
+  again.set_arg(3, bo_in);
+  list.add(again);
+  try {
+    list.execute();
+  } catch (const std::exception &error) {
+    std::printf("%s", error.what());
+    return 0;
+  }
+  return 3;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def cpp_host(tmp_path_factory: pytest.TempPathFactory) -> str:
+    compiler = shutil.which("c++")
+    assert compiler is not None
+    folder = tmp_path_factory.mktemp("cpp")
+    (folder / "host.cpp").write_text(CPP_HOST)
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}"]
+    binary = str(folder / "host")
+    subprocess.run([compiler, *flags, str(folder / "host.cpp"), "-o", binary, "-ldl"], check=True)
+    return binary
+
+
+def test_a_cpp_host(design: Path, cpp_host: str) -> None:
+    ran = subprocess.run([cpp_host, str(design)], check=True, capture_output=True, text=True, timeout=60)
+    words = ran.stdout.split(" ", 32)
+    assert np.array_equal(np.array(words[:32], np.int32), _wanted())
+    assert words[32] == "the sequence's argument 1 has not been set"
+
+
+def test_a_cpp_host_is_told_of_a_missing_program(cpp_host: str) -> None:
+    ran = subprocess.run([cpp_host, "no.xclbin"], check=False, capture_output=True, text=True, timeout=60)
+    assert "build it with aerie vnpu build DESIGN.mlir -o no.xclbin" in ran.stderr
