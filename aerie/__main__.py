@@ -54,6 +54,7 @@ COMMANDS: Final = (
 
 TOOLS: Final = (
     Command("vnpu", "virtual_npu", "Run, check, build or translate an AIR program on the CPU."),
+    Command("air-run", "virtual_npu.air_run", "Run a Python program of mlir-air on the virtual NPU."),
     Command("kernels", "kernel_builder", "List kernels, show one, check them."),
     Command("programs", "multi_launch_builder", "Write the programs of any shape as MLIR text."),
     Command("synthetic", "llama32_1b.synthetic", "Write a checkpoint with random weights, to measure with."),

@@ -29,9 +29,9 @@ SHAPE_HELP = {
     "rms_norm_eps": "epsilon of the RMSNorms",
     "qkv_bias": "queries, keys and values have biases, as in Qwen2",
     "qk_norm": "heads of queries and keys are normalised, as in Qwen3",
-    "attention_scale": "what scores are multiplied with, as in Granite; none: 1 / sqrt(head_dim)",
-    "residual_scale": "what is added to the residual is multiplied with it, as in Granite",
-    "rotary_dim": "elements of a head that RoPE turns, as in Phi-4-mini; none: all",
+    "attention_scale": "what scores are multiplied with, as in Granite; None: 1 / sqrt(head_dim)",
+    "residual_scale": "what is multiplied with it before it is added to the residual, as in Granite",
+    "rotary_dim": "elements of a head that RoPE turns, as in Phi-4; None: all",
 }
 """What each field of a ModelShape is, for the help."""
 
@@ -56,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
         if field.type == "bool":
             mlir.add_argument(flag, action=argparse.BooleanOptionalAction, help=SHAPE_HELP[field.name])
         else:
-            kind, default = float if str(field.type).startswith("float") else int, getattr(DEMO, field.name)
+            kind = float if str(field.type).startswith("float") else int
+            default = getattr(DEMO, field.name)
             mlir.add_argument(flag, type=kind, help=f"{SHAPE_HELP[field.name]} (default: {default})")
     return parser
 

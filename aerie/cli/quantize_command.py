@@ -28,7 +28,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=(*FORMATS,),
         default="q4_0",
-        help="the type of its matrices; the LM head is Q8_0, or bf16 in a file of bf16 (default: %(default)s)",
+        help="the type of its matrices; the LM head is Q8_0, or BF16 with bf16 (default: %(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there already")
 

@@ -7,6 +7,7 @@ or name files elsewhere.
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -119,10 +120,11 @@ def _source_error(kernel: ExternalKernel, why: str) -> KernelSourceError:
 
 @dataclass(frozen=True)
 class KernelObject:
-    """An object file to link: its source, and the -D flags of its macros."""
+    """An object file to link: its source, and the -D and -I flags that it is compiled with."""
 
     source: Path
     flags: tuple[str, ...]
+    """The macros, and the folders of headers."""
 
     @property
     def description(self) -> str:
@@ -139,7 +141,7 @@ def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path
     folders = [*map(Path, kernel_dirs), OWN_KERNELS]
     for kernel in kernels:
         flags = tuple(f"-D{define}" for define in kernel.defines)
-        item = KernelObject(_find_source(kernel, folders), flags)
+        item = _recorded_object(kernel, folders) or KernelObject(_find_source(kernel, folders), flags)
         _check_parameters(kernel, item.source)
         earlier = by_object.setdefault(kernel.object_name, (kernel, item))
         if earlier[1] != item:
@@ -149,6 +151,28 @@ def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path
                 "of them another link_with"
             )
     return [item for _, item in by_object.values()]
+
+
+OBJECT_MARK = "aerie kernel object"
+_OBJECT_BYTES = 1 << 16
+
+
+def _recorded_object(kernel: ExternalKernel, folders: Sequence[Path]) -> KernelObject | None:
+    """What an object file in the kernel folders holds, where our stand-in for the compiler has written it
+    (aerie/virtual_npu/air_run/kernel_objects.py); None for any other object."""
+    path = find_source(kernel.object_name, folders)
+    if path is None or path.stat().st_size > _OBJECT_BYTES:
+        return None
+    try:
+        fields = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    if not isinstance(fields, dict) or fields.get("kind") != OBJECT_MARK:
+        return None
+    source = Path(fields["source"])
+    if not source.is_file():
+        raise KernelSourceError(f"{path} was made from {source}, which is gone: compile the kernel again")
+    return KernelObject(source, tuple(fields["flags"]))
 
 
 def _leads_below(name: str) -> bool:

@@ -67,7 +67,7 @@ class NewKVRows:
         keys, values = stored
         if self._native and key_rows.flags.c_contiguous and value_rows.flags.c_contiguous:
             arrays = {"keys": keys, "values": values, "key_rows": key_rows, "value_rows": value_rows}
-            return NativeLayer(self._native, self._position, 1, None, **arrays).keep_rows()
+            return NativeLayer(self._native, self._position, threads=1, scale=None, **arrays).keep_rows()
 
         def keep() -> None:
             positions = self._position.positions

@@ -94,7 +94,8 @@ class ProgramSource:
 
 def _kernel_digest(kernel: KernelObject) -> str:
     text = kernel.source.read_text(errors="replace")
-    included = includes_digest(text, [kernel.source.parent])
+    further = [Path(flag[2:]) for flag in kernel.flags if flag.startswith("-I")]
+    included = includes_digest(text, [kernel.source.parent, *further])
     return " ".join([*kernel.flags, kernel.source.name, file_digest(kernel.source), included])
 
 

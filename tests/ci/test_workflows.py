@@ -58,7 +58,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 def test_there_are_workflows_for_hosted_runners_and_for_a_board() -> None:
-    assert [path.name for path in WORKFLOWS] == ["board.yml", "tests.yml", "toolchain.yml"]
+    assert [path.name for path in WORKFLOWS] == ["board.yml", "mlir-air.yml", "tests.yml", "toolchain.yml"]
     assert {name for name, job in jobs() if "self-hosted" in job["runs-on"]} == {"board/board"}
 
 
@@ -121,7 +121,8 @@ def test_uploaded_folders_are_the_written_ones(own_cache: Path, monkeypatch: pyt
     written = {*(str(folder.relative_to(PROJECT)) for folder in kept), *fetched}
     assert [set(step["with"]["path"].split()) for step in uses("actions/cache")] == [written, written]
     assert all(step["if"] == "always()" for step in uses("actions/upload-artifact"))
-    uploads = [step for step in uses("actions/upload-artifact") if step["with"]["name"] != "toolchain"]
+    others = {"toolchain", "mlir-air-examples"}
+    uploads = [step for step in uses("actions/upload-artifact") if step["with"]["name"] not in others]
     records = (folders.cache_folder() / "verify").relative_to(PROJECT)
     assert len(uploads) == 3
     assert all(f"{records}/*.json" in step["with"]["path"] for step in uploads)

@@ -33,7 +33,7 @@ os.environ["NO_PROXY"] = "127.0.0.1"
 def serving() -> Iterator[Serving]:
     serving, stop = start(ServerLimits())
     try:
-        serving.wait_until(lambda: serving.server.started and serving.service.opened, 120)
+        serving.wait_until(lambda: serving.server.started and serving.service.opened)
         opened: Any = serving.service.worker.opened
         eos = opened.session.model.config.eos_token_ids
         serving.endless = {str(token): -100 for token in eos}

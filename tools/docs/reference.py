@@ -18,6 +18,7 @@ import settings
 from md_text import page, section
 
 import aerie
+import examples
 
 
 def python_page() -> str:
@@ -49,6 +50,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/kernels.md": device.kernels_page,
     "reference/lowering.md": device.lowering_page,
     "reference/toolchain.md": device.toolchain_page,
+    "reference/mlir-air-examples.md": examples.examples_page,
 }
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-
 QUANTISATION_VERSION = 2
 """Of these layouts (ggml.h, GGML_QNT_VERSION); a file names its own in `general.quantization_version`."""
 

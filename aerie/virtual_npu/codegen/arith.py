@@ -191,9 +191,29 @@ def _cast(body: Body, op: Operation) -> None:
     body.define(op.results[0], f"vnpu::cast<{_result_scalar(op)}>({body.text(op.operands[0])})")
 
 
+def _is_nibbles(type_: Attribute) -> bool:
+    """Whether a type is a vector of i4: it can be made from bytes, and widened, and nothing else."""
+    return (
+        isinstance(type_, VectorType)
+        and isinstance(four := type_.element_type, IntegerType)
+        and (four.width.data == 4)
+    )
+
+
+def _define_nibbles(body: Body, result: SSAValue, expression: str) -> None:
+    """Emit a vector of i4, which is one of bytes in C++."""
+    name = body.name_for(result)
+    body.emit_line(f"const auto {name} = {expression};")
+    body.values[result] = Scalar(name)
+
+
 @emitter("arith.sitofp", "arith.extsi", "arith.index_cast", "index.casts")
 def _cast_signed(body: Body, op: Operation) -> None:
     _refuse_rounding(op)
+    if _is_nibbles(op.operands[0].type):
+        lanes = f"vnpu::signed_nibbles({body.text(op.operands[0])})"
+        body.define(op.results[0], f"vnpu::cast<{_result_scalar(op)}>({lanes})")
+        return
     is_bit = types.dtype_name(types.element(op.operands[0].type)) == "i1"
     _from_integer(body, op, "cast_signed_bit" if is_bit else "cast")
 
@@ -215,7 +235,9 @@ def _from_integer(body: Body, op: Operation, function: str) -> None:
 
 @emitter("arith.trunci")
 def _trunci(body: Body, op: Operation) -> None:
-    if types.dtype_name(types.element(op.results[0].type)) == "i1":
+    if _is_nibbles(op.results[0].type):
+        _define_nibbles(body, op.results[0], f"vnpu::low_nibbles({body.text(op.operands[0])})")
+    elif types.dtype_name(types.element(op.results[0].type)) == "i1":
         body.define(op.results[0], f"vnpu::truncate_to_bit({body.text(op.operands[0])})")
     else:
         _from_integer(body, op, "cast")
@@ -223,6 +245,17 @@ def _trunci(body: Body, op: Operation) -> None:
 
 @emitter("arith.bitcast", "vector.bitcast")
 def _bitcast(body: Body, op: Operation) -> None:
+    source, result = op.operands[0].type, op.results[0]
+    if _is_nibbles(result.type) and not _is_nibbles(source):
+        assert isinstance(result.type, VectorType)
+        count = types.lanes(result.type) // 2
+        packed = f"vnpu::bit_cast<vnpu::Vec<uint8_t, {count}>>({body.text(op.operands[0])})"
+        _define_nibbles(body, result, f"vnpu::unpack_nibbles({packed})")
+        return
+    if _is_nibbles(source):
+        packed = f"vnpu::pack_nibbles({body.text(op.operands[0])})"
+        body.define(result, f"vnpu::bit_cast<{types.cpp(result.type)}>({packed})")
+        return
     body.define(
         op.results[0], f"vnpu::bit_cast<{types.cpp(op.results[0].type)}>({body.text(op.operands[0])})"
     )

@@ -29,16 +29,21 @@ with a timeout hand them to a thread of their own.
 from aerie.virtual_npu.pyxrt.objects import BufferObject as bo  # noqa: N813  pyxrt's own spelling
 from aerie.virtual_npu.pyxrt.objects import Device as device  # noqa: N813
 from aerie.virtual_npu.pyxrt.objects import Elf as elf  # noqa: N813
-from aerie.virtual_npu.pyxrt.objects import ExtBufferObject, XrtError, ert_cmd_state, xclBOSyncDirection
+from aerie.virtual_npu.pyxrt.objects import (
+    ExtBufferObject,
+    XrtError,
+    ert_cmd_state,
+    xclBOSyncDirection,
+    xrt_info_device,
+)
 from aerie.virtual_npu.pyxrt.objects import HwContext as hw_context  # noqa: N813
+from aerie.virtual_npu.pyxrt.objects import Module as module  # noqa: N813
+from aerie.virtual_npu.pyxrt.objects import Uuid as uuid  # noqa: N813
+from aerie.virtual_npu.pyxrt.objects import Xclbin as xclbin  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import ExtKernel
 from aerie.virtual_npu.pyxrt.runs import Run as run  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import RunList as runlist  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import XrtKernel as kernel  # noqa: N813
-from aerie.virtual_npu.pyxrt.xclbin import Module as module  # noqa: N813
-from aerie.virtual_npu.pyxrt.xclbin import Uuid as uuid  # noqa: N813
-from aerie.virtual_npu.pyxrt.xclbin import Xclbin as xclbin  # noqa: N813
-from aerie.virtual_npu.pyxrt.xclbin import xrt_info_device
 
 
 class ext:  # noqa: N801

@@ -10,16 +10,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from aerie import virtual_npu
 from aerie.common import knobs
-
-if TYPE_CHECKING:
-    from aerie.virtual_npu.pyxrt.xclbin import Uuid, Xclbin, xrt_info_device
 
 T = TypeVar("T")
 
@@ -31,6 +28,12 @@ POISON = 0xFF
 
 HUGE_PAGE = 2 << 20
 """Bytes; a buffer at least this large asks for huge pages, which its sequential readers profit from."""
+
+KERNEL_NAME = "MLIR_AIE"
+"""What mlir-aie calls the kernel of an xclbin."""
+FIRST_ARGUMENT = 3
+"""The argument of such a kernel that is the sequence's first; before it come an opcode, the instructions and
+their number."""
 
 DEVICE_GONE = "the device was destroyed before its hw_context; keep it alive"
 ELF_GONE = "the elf was destroyed before its hw_context; keep it alive"
@@ -47,6 +50,16 @@ class xclBOSyncDirection(enum.IntEnum):  # noqa: N801  pyxrt's own spelling
     XCL_BO_SYNC_BO_FROM_DEVICE = 1
     XCL_BO_SYNC_BO_GMIO_TO_AIE = 2
     XCL_BO_SYNC_BO_AIE_TO_GMIO = 3
+
+
+class xrt_info_device(enum.Enum):  # noqa: N801  pyxrt's own spelling
+    """What `device.get_info` tells."""
+
+    name = "name"
+    bdf = "bdf"
+
+
+DEVICE_INFO = {xrt_info_device.name: "NPU Strix", xrt_info_device.bdf: "0000:00:00.0"}
 
 
 class ert_cmd_state(enum.IntEnum):  # noqa: N801  pyxrt's own spelling
@@ -147,8 +160,6 @@ class Device:
 
     def get_info(self, what: xrt_info_device) -> str:
         """What is known of the device; its name is that of an NPU2."""
-        from aerie.virtual_npu.pyxrt.xclbin import DEVICE_INFO
-
         return DEVICE_INFO[what]
 
 
@@ -163,6 +174,52 @@ class Elf:
             self.library = virtual_npu.Library(path)
         except virtual_npu.ProgramError as error:
             raise XrtError(str(error)) from error
+
+
+class Uuid:
+    """What names an xclbin."""
+
+    def __init__(self, xclbin: Xclbin) -> None:
+        self.xclbin = xclbin
+
+    def to_string(self) -> str:
+        """A text that is another one for each xclbin that is loaded."""
+        return f"{id(self.xclbin):032x}"
+
+
+class XclbinKernel:
+    """A kernel as an xclbin lists it."""
+
+    def get_name(self) -> str:
+        """Its name."""
+        return KERNEL_NAME
+
+
+class Xclbin:
+    """A program of the xclbin flow, as hosts load it that read an xclbin beside a file of instructions.
+
+    It is the shared object that `virtual_npu.build` writes. That has its runtime sequence, so instructions
+    are taken and not looked at: any file will do for them.
+    """
+
+    def __init__(self, filename: str | os.PathLike[str]) -> None:
+        self.elf = Elf(filename)
+
+    def get_uuid(self) -> Uuid:
+        """Its name for a hw_context."""
+        return Uuid(self)
+
+    def get_kernels(self) -> list[XclbinKernel]:
+        """The one kernel that there is."""
+        return [XclbinKernel()]
+
+
+class Module:
+    """`module(elf)`: instructions in an ELF of their own."""
+
+    def __init__(self, elf: Elf | str) -> None:
+        if not isinstance(elf, Elf | Xclbin | str):
+            raise XrtError(f"module wants a pyxrt.elf, not a {type(elf).__name__}")
 
 
 class HwContext:
@@ -269,6 +326,17 @@ class BufferObject:
             part = slice(self._start + offset, self._start + offset + size)
             to, of = (self._device, self._host) if direction == TO_DEVICE else (self._host, self._device)
             to.bytes[part] = of.bytes[part]
+
+    def write(self, content: bytes | bytearray | memoryview, offset: int = 0) -> None:
+        """Copy bytes to the host side, from `offset` on."""
+        data = bytes(content)
+        _check_range("write", len(data), offset, self._size)
+        self.map()[offset : offset + len(data)] = data
+
+    def read(self, size: int, offset: int = 0) -> memoryview:
+        """Bytes of the host side."""
+        _check_range("read", size, offset, self._size)
+        return self.map()[offset : offset + size]
 
     def size(self) -> int:
         """Bytes."""

@@ -13,5 +13,6 @@
 #error "the AIE API needs C++20: compile with -std=c++20"
 #endif
 
+#include "host/block_floats.hpp"
+#include "host/luts.hpp"
 #include "host/mmul.hpp"
-#include "host/native.hpp"

@@ -56,9 +56,9 @@ def _move_up(op: SegmentOp | HerdOp) -> None:
     ):
         return
     for needed in reversed(numbers):
-        needed.detach()
+        needed.detach()  # type: ignore[no-untyped-call]
         block.insert_op_before(needed, first)
-    op.detach()
+    op.detach()  # type: ignore[no-untyped-call]
     block.insert_op_before(op, first)
 
 

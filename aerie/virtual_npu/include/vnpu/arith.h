@@ -259,6 +259,31 @@ VNPU_INLINE Vec<bool, N> truncate_to_bit(const Vec<T, N> &a) {
   return each<bool>([](T x) { return (x & 1) != 0; }, a);
 }
 
+// ---- lanes of 4 bits: two in a byte, the first in its lower half; here each in a byte of its own, 0 to 15 ----
+
+template <int N>
+inline Vec<uint8_t, 2 * N> unpack_nibbles(const Vec<uint8_t, N> &packed) {
+  Lanes<uint8_t, N> x(packed);
+  Lanes<uint8_t, 2 * N> r;
+  for (int i = 0; i < 2 * N; ++i) r.at[i] = x.at[i / 2] >> (i % 2 * 4) & 15;
+  return r.vec();
+}
+template <int N>
+inline Vec<uint8_t, N / 2> pack_nibbles(const Vec<uint8_t, N> &lanes) {
+  Lanes<uint8_t, N> x(lanes);
+  Lanes<uint8_t, N / 2> r;
+  for (int i = 0; i < N / 2; ++i) r.at[i] = uint8_t(x.at[2 * i] | x.at[2 * i + 1] << 4);
+  return r.vec();
+}
+template <int N>
+inline Vec<int8_t, N> signed_nibbles(const Vec<uint8_t, N> &lanes) {
+  return each<int8_t>([](uint8_t x) { return int8_t((x ^ 8) - 8); }, lanes);
+}
+template <class T, int N>
+inline Vec<uint8_t, N> low_nibbles(const Vec<T, N> &lanes) {
+  return each<uint8_t>([](T x) { return uint8_t(x & 15); }, lanes);
+}
+
 // ---- functions of floats ----
 
 #define VNPU_UNARY(name, single, twice)               \

@@ -117,8 +117,8 @@ void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
     const auto wait_for = [&](const Claim &claim) {
       const IssueOrder *const earlier = claim.task->strand.lineage;
       const bool learns = holds_back(earlier, later), is_free = !learns && task_loop_.draws() && !task.is_release;
-      if (!is_free || (use.buffer && use.buffer->label.has_locks &&
-                       ordered_by_locks(earlier, claim.use.writes, later, use.writes))) {
+      if (!is_free ||
+          (use.buffer && use.buffer->label.has_locks && ordered_by_locks(earlier, claim.use.writes, later, use.writes))) {
         task.await(claim.task, learns);
       }
       return learns && separates(claim, use);

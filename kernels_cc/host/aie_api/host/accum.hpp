@@ -3,7 +3,13 @@
 
 #include "mask.hpp"
 
+struct bfp16ebs8;
+
 namespace aie {
+
+template <typename T, unsigned N>
+class block_vector;
+
 namespace host {
 
 template <typename Tag>
@@ -93,6 +99,14 @@ class accum {
     return *this;
   }
 
+  template <typename T>
+    requires(std::is_same_v<Tag, accfloat>)
+  AIE_HOST_INLINE explicit accum(const block_vector<T, N>& v) {
+    lane_type lanes[N];
+    v.to_floats(lanes);
+    data = storage_t::load(lanes);
+  }
+
   // Lanes << shift for integers; floats ignore the shift.
   template <typename T>
   AIE_HOST_INLINE void from_vector(const vector<T, N>& v, [[maybe_unused]] int shift = 0) {
@@ -104,6 +118,7 @@ class accum {
 
   // The lanes in T, in the core's rounding and saturation modes.
   template <typename T>
+    requires(!std::is_same_v<T, bfp16ebs8>)
   AIE_HOST_INLINE vector<T, N> to_vector([[maybe_unused]] int shift = 0) const {
     static_assert(is_floating_point() == host::is_float<T>,
                   "a float accumulator becomes bfloat16 or float, an integer one integers; use aie::to_fixed and "
@@ -116,6 +131,13 @@ class accum {
       for (unsigned i = 0; i < N; ++i) v.data.set(i, host::shift_round_saturate<T>(data[i], shift, modes));
       return v;
     }
+  }
+  template <typename T>
+    requires(std::is_same_v<T, bfp16ebs8> && std::is_same_v<Tag, accfloat>)
+  AIE_HOST_INLINE block_vector<T, N> to_vector() const {
+    lane_type lanes[N];
+    data.store(lanes);
+    return block_vector<T, N>::from_floats(lanes);
   }
   AIE_HOST_INLINE vector<float, N> to_vector() const
     requires(std::is_same_v<Tag, accfloat>)
@@ -162,6 +184,19 @@ struct is_accum_type<accum<Tag, N>> : std::true_type {};
 
 template <typename A>
 concept Accum = host::is_accum_type<std::remove_cvref_t<A>>::value;
+
+// The same bits as lanes of an accumulator.
+template <typename Tag, Vector V>
+  requires host::AccumTag<Tag>
+AIE_HOST_INLINE auto vector_cast(const V& v) {
+  using lane = typename host::accum_lane<Tag>::type;
+  return accum<Tag, V::bytes() / sizeof(lane)>(host::bits_as<lane>(v.data));
+}
+template <typename T, Accum A>
+  requires host::is_element<T>
+AIE_HOST_INLINE auto vector_cast(const A& acc) {
+  return vector<T, A::bits() / 8 / sizeof(T)>(host::bits_as<host::lane_t<T>>(acc.data));
+}
 
 template <typename Tag, unsigned N = 16>
   requires host::AccumTag<Tag>

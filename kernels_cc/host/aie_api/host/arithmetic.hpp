@@ -259,4 +259,17 @@ AIE_HOST_INLINE accum<Tag, N> msc_square(const accum<Tag, N>& acc, const V& v) {
   return msc(acc, v, v);
 }
 
+// acc + the sum of data_i * coeff[start + i], for accumulators and vectors of `Lanes` lanes.
+template <unsigned Lanes, typename Tag, Vector C, Vector... D>
+AIE_HOST_INLINE accum<Tag, Lanes> accumulate(const accum<Tag, Lanes>& acc, const C& coeff, unsigned start, const D&... data) {
+  accum<Tag, Lanes> sum = acc;
+  ((sum = mac(sum, data, coeff.get(start++))), ...);
+  return sum;
+}
+template <unsigned Lanes, typename Tag = accauto, Vector C, Vector First, Vector... D>
+AIE_HOST_INLINE auto accumulate(const C& coeff, unsigned start, const First& first, const D&... data) {
+  using T = host::tag_or_default<Tag, typename C::value_type, typename First::value_type>;
+  return accumulate<Lanes>(zeros<T, Lanes>(), coeff, start, first, data...);
+}
+
 }  // namespace aie

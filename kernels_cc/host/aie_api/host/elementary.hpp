@@ -169,9 +169,10 @@ AIE_HOST_INLINE accum<accfloat, N> div(const vector<T, N>& a, const vector<T, N>
 }
 
 // An integer times 2^-shift.
-template <typename TR = float, typename T, unsigned N>
-  requires(host::is_float<TR> && !host::is_float<T>)
-AIE_HOST_INLINE vector<TR, N> to_float(const vector<T, N>& v, int shift = 0) {
+template <typename TR = float, Vector V>
+  requires(host::is_float<TR> && !host::is_float<typename V::value_type>)
+AIE_HOST_INLINE auto to_float(const V& v, int shift = 0) {
+  constexpr unsigned N = V::size();
   return host::from_wide<TR, N>(host::convert<float>(v.data) * host::registers<float, N>(std::ldexp(1.0f, -shift)));
 }
 template <typename TR = float, typename Tag, unsigned N>

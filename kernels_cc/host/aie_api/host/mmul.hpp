@@ -86,7 +86,7 @@ constexpr bool one_of_shapes(std::initializer_list<std::array<unsigned, 3>> shap
 // (aie_api detail/aie2p/mmul_*.hpp; 8-bit 4x16x8 and 8x16x8, 16 x 8-bit 2x16x8 and 4x16x8 and 16-bit 2x8x8 and 4x8x8 exist for
 // a sparse B only). Only the width of operands counts: int8 and uint8 are equivalent.
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
-constexpr auto mmul_tag() {
+constexpr auto aie2p_tag() {
   constexpr unsigned a = sizeof(A), b = sizeof(B);
   constexpr auto is = [](std::initializer_list<std::array<unsigned, 3>> shapes) { return one_of_shapes<M, K, N>(shapes); };
   if constexpr (is_float<A> || is_float<B>) {
@@ -114,6 +114,38 @@ constexpr auto mmul_tag() {
   }
 }
 
+// The same with the shapes that the older AIE2 has besides (aie_api detail/aie2/mmul_*.hpp); a kernel that is compiled for it
+// has __AIEARCH__ 20.
+template <unsigned M, unsigned K, unsigned N, typename A, typename B>
+constexpr auto mmul_tag() {
+#if defined(__AIEARCH__) && __AIEARCH__ == 20
+  constexpr unsigned a = sizeof(A), b = sizeof(B);
+  constexpr auto is = [](std::initializer_list<std::array<unsigned, 3>> shapes) { return one_of_shapes<M, K, N>(shapes); };
+  if constexpr (is_float<A> || is_float<B>) {
+    if constexpr (std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16> && is({{4, 16, 8}})) return accfloat();
+    else return aie2p_tag<M, K, N, A, B>();
+  } else if constexpr (a == 1 && b == 1 && is({{4, 8, 4}, {4, 16, 4}, {8, 8, 4}, {2, 16, 8}, {4, 16, 8}, {1, 16, 8}})) {
+    return acc32();
+  } else if constexpr (a == 1 && b == 2 && is({{4, 4, 4}})) {
+    return acc64();
+  } else if constexpr (a == 2 && b == 1 && is({{4, 4, 4}, {8, 4, 4}, {4, 8, 4}})) {
+    return acc32();
+  } else if constexpr (a == 2 && b == 2 && is({{4, 4, 4}})) {
+    return acc64();
+  } else if constexpr (a == 2 && b == 4 && is({{2, 4, 8}, {4, 4, 4}, {4, 2, 8}})) {
+    return acc64();
+  } else if constexpr (a == 4 && b == 2 && is({{4, 4, 4}, {4, 2, 4}})) {
+    return acc64();
+  } else if constexpr (a == 4 && b == 4 && is({{4, 2, 4}, {8, 2, 4}})) {
+    return acc64();
+  } else {
+    return aie2p_tag<M, K, N, A, B>();
+  }
+#else
+  return aie2p_tag<M, K, N, A, B>();
+#endif
+}
+
 #if defined(AIE_HOST_BFP16)
 // The conversion to bfp16 in any rounding mode of the core; the usual mode has a faster function.
 struct CoreRounding {
@@ -135,15 +167,24 @@ struct CoreRounding {
 };
 #endif
 
+// Whether the next product of integers begins at zero, which some kernels set themselves.
+template <bool of_integers>
+struct zero_flag {};
+template <>
+struct zero_flag<true> {
+  bool zero = false;
+};
+
 }  // namespace host
 
 template <unsigned M_, unsigned K_, unsigned N_, typename TypeA, typename TypeB = TypeA, typename Tag = accauto>
-struct mmul {
+struct mmul : host::zero_flag<!host::is_float<TypeA> && !host::is_float<TypeB>> {
   using tag = decltype(host::mmul_tag<M_, K_, N_, TypeA, TypeB>());
-  static_assert(!std::is_void_v<tag>,
-                "AIE2P has no aie::mmul of this shape for these types. It has (M x K x N): bfloat16 8x8x4, 4x8x8, 4x8x4, "
-                "8x1x8, 8x8x8; float 4x8x4, 4x1x4, 4x1x8; int8 2x8x8, 4x8x8, 8x8x8; int16 4x2x8, 8x2x8, 2x4x8, 4x4x8, "
-                "8x1x8; int32 4x2x8, 4x4x8, 4x4x4, 8x2x8, 4x1x8; block float and a sparse B are not in this host subset");
+  static_assert(
+      !std::is_void_v<tag>,
+      "AIE2P has no aie::mmul of this shape for these types. It has (M x K x N): bfloat16 8x8x4, 4x8x8, 4x8x4, "
+      "8x1x8, 8x8x8; float 4x8x4, 4x1x4, 4x1x8; int8 2x8x8, 4x8x8, 8x8x8; int16 4x2x8, 8x2x8, 2x4x8, 4x4x8, "
+      "8x1x8; int32 4x2x8, 4x4x8, 4x4x4, 8x2x8, 4x1x8; AIE2's further shapes need __AIEARCH__ 20; a sparse B is not in this host subset");
   static_assert(std::is_same_v<Tag, accauto> || std::is_void_v<tag> || std::is_same_v<Tag, tag>,
                 "aie::mmul: this shape accumulates in another tag on AIE2P; leave the tag out (accauto)");
 
@@ -174,6 +215,10 @@ struct mmul {
   // C += A B.
   AIE_HOST_INLINE void mac(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
     constexpr host::kept how = host::sums_kind<M, K, N, TypeA, TypeB>();
+    if constexpr (requires { this->zero; }) {
+      if (this->zero) sums_ = {};
+      this->zero = false;
+    }
     if constexpr (how == host::kept::dots || how == host::kept::goes) sums_.multiply_add(&a.data, &b.data);
     else if constexpr (how == host::kept::quads) sums_.multiply_add(a.data, b.data);
     else mac_rows(a, b);

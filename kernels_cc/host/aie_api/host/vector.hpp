@@ -84,6 +84,11 @@ class vector {
     (set(T(rest), ++i), ...);
   }
 
+  // The same bits as lanes of another type.
+  template <typename U, unsigned M>
+    requires(host::is_element<U> && !std::is_same_v<T, U> && M * sizeof(U) == N * sizeof(T))
+  AIE_HOST_INLINE explicit vector(const vector<U, M>& v) : data(host::bits_as<lane_type>(v.data)) {}
+
   AIE_HOST_INLINE const vector& to_native() const { return *this; }
 
   AIE_HOST_INLINE T get(unsigned i) const {
@@ -166,19 +171,18 @@ class vector<T, N> {
     return vector<uint8, N / 2>(data).template cast_to<U>();
   }
   // The lanes in 8 bits: int8 for int4, uint8 for uint4.
-  AIE_HOST_INLINE auto unpack() const {
-    using To = std::conditional_t<is_signed(), int8, uint8>;
+  AIE_HOST_INLINE auto unpack() const { return unpack_sign<std::conditional_t<is_signed(), int8, uint8>>(is_signed()); }
+  // The lanes in 8 bits, with the sign that `is_signed_now` says.
+  template <typename To>
+  AIE_HOST_INLINE vector<To, N> unpack_sign(bool is_signed_now) const {
+    static_assert(sizeof(To) == 1, "lanes of 4 bits are unpacked to 8 bits");
     uint8 packed[N / 2];
     To lanes[N];
     data.store(packed);
+    const uint8 sign = is_signed_now ? 8 : 0;
     for (unsigned i = 0; i < N / 2; ++i) {
-      if constexpr (is_signed()) {
-        lanes[2 * i] = To(To(packed[i] << 4) >> 4);
-        lanes[2 * i + 1] = To(To(packed[i]) >> 4);
-      } else {
-        lanes[2 * i] = packed[i] & 15;
-        lanes[2 * i + 1] = packed[i] >> 4;
-      }
+      lanes[2 * i] = To(uint8(((packed[i] & 15) ^ sign) - sign));
+      lanes[2 * i + 1] = To(uint8(((packed[i] >> 4) ^ sign) - sign));
     }
     return vector<To, N>(vector<To, N>::storage_t::load(lanes));
   }

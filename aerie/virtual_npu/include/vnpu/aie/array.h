@@ -5,6 +5,7 @@
 #pragma once
 
 #include "vnpu/aie/fiber.h"
+#include "vnpu/aie/silicon.h"
 #include "vnpu/aie/tables.h"
 #include "vnpu/aie/watch.h"
 
@@ -14,28 +15,6 @@ class Array;
 class Host;
 class Source;
 class Sink;
-
-// What silicon holds, in words. Measured on NPU2 by mlir-aie: hw_verdicts ovr_5 and ovr_6 (a channel that has ended its chain
-// takes 5 words more), deadlock_model_head_of_line (one that waits for the lock of its next descriptor takes 8), and the read-
-// ahead of a shim (DeadlockModelPlan).
-struct Capacity {
-  static constexpr i64 kEnded = 5, kLoaded = 8, kShimReadAhead = 1580;
-  static constexpr int kQueue = 4;     // tasks that wait in a channel's queue
-  static constexpr int kCascade = 4;   // steps of 512 bits between two cores; not measured
-  static constexpr int kMostLock = 63;
-  static constexpr int kPort = 4;      // words in a core's own port of the switch (AM020: the FIFO of a slave port)
-};
-
-// How long things take, in cycles. AM020 has the hops; the others were measured on NPU1 by xdna-emu, whose ratios are
-// taken: what counts here is which of two events comes first.
-struct Cycles {
-  static constexpr i64 kHop = 4;           // through a switch
-  static constexpr i64 kLock = 2;          // to ask for a lock
-  static constexpr i64 kFetch = 16;        // from a lock that a sender waited for to its first word: not measured, but longer
-                                           // than a word takes to the next switch. Other descriptors are fetched ahead.
-  static constexpr i64 kShimStart = 1330;  // a shim's first word of a task, out of the host's memory
-  static constexpr i64 kHostOp = 3050;     // from one task of the host to the next
-};
 
 template <class T>
 class Queue {
@@ -113,10 +92,10 @@ class Lock {
 // A descriptor, ready to run.
 struct Bd {
   const BdTable *table;
-  char *base;     // of its buffer
-  i64 extent;     // bytes of its buffer
+  char *base;  // of its buffer
+  i64 extent;  // bytes of its buffer
   int next = -1;  // in the same chain
-  i64 uses = 0;   // for its iteration
+  i64 uses = 0;  // for its iteration
 };
 
 // Where in memory the next byte of a transfer is.
@@ -236,7 +215,7 @@ class Source final : public Runnable {
   bool has_header_ = false;
   i64 busy_until_ = 0;  // words are on their way until then
   enum { kNone, kHeld, kRead } ending_ = kNone;  // what ends then: the first of the segments, or the descriptor that is read
-  List<i64> entered_;                            // of each arbiter: when the header came to it; -1: it has not
+  List<i64> entered_;  // of each arbiter: when the header came to it; -1: it has not
 };
 
 // Writes how messages call a tile.
@@ -260,7 +239,7 @@ class Channel final : public Actor {
   Array *array = nullptr;
   const ChannelTable *table = nullptr;
   Source source;  // of an MM2S channel
-  Sink sink;      // of an S2MM channel
+  Sink sink;  // of an S2MM channel
   Queue<Task *> queue;
   Task *running = nullptr;
   const Bd *bd = nullptr;
@@ -268,9 +247,9 @@ class Channel final : public Actor {
   bool is_transferring = false;
   i64 tokens = 0, transferred = 0;
   List<Actor *> for_room, for_token;  // the host, when it waits
-  Core *core = nullptr;               // whose own port it is
-  Bytes words;                        // that wait to be sent by a port
-  Channel *token_port = nullptr;      // of its tile, where the switches have a way for tokens
+  Core *core = nullptr;  // whose own port it is
+  Bytes words;  // that wait to be sent by a port
+  Channel *token_port = nullptr;  // of its tile, where the switches have a way for tokens
 };
 
 // ---- cores ----

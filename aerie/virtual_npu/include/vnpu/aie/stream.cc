@@ -136,8 +136,8 @@ const Route *Source::route_of(const Packet &packet) const {
   for (int i = 0; i < all.size(); ++i) {
     if (all[i].table->id != -1 && all[i].table->id != packet.id) continue;
     if (all[i].table->sinks > 0 || channel->is_port()) return &all[i];
-    fail(Site{"aie.dma_bd", channel->line}, "packets of id %d lead to a tile's port TileControl: control packets are not executed",
-         packet.id);
+    fail(Site{"aie.dma_bd", channel->line},
+         "packets of id %d lead to a tile's port TileControl: control packets are not executed", packet.id);
   }
   char name[120];
   channel->describe(name, int(sizeof(name)));

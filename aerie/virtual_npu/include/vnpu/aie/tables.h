@@ -87,7 +87,7 @@ struct SinkTable {
 struct RouteTable {
   int source, id;
   int first_arbiter, arbiters;  // in `route_arbiters`, and in `route_parents` which of the route's lies before each; -1: none
-  int first_sink, sinks;        // in `route_sinks`
+  int first_sink, sinks;  // in `route_sinks`
 };
 
 struct CoreTable {

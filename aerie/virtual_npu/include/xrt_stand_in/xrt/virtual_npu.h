@@ -224,7 +224,8 @@ class bo {
     data_.reset(static_cast<char *>(memory), free);
   }
   char *part(size_t bytes, size_t offset) {
-    if (offset + bytes > bytes_) throw std::runtime_error("reaches beyond a buffer object of " + std::to_string(bytes_) + " bytes");
+    if (offset + bytes > bytes_)
+      throw std::runtime_error("reaches beyond a buffer object of " + std::to_string(bytes_) + " bytes");
     return data_.get() + offset;
   }
   std::shared_ptr<char> data_;

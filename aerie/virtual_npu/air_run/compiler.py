@@ -1,0 +1,72 @@
+"""The command `aircc`: takes mlir-air's command line, and builds for the virtual NPU.
+
+The output, an .elf or an .xclbin, is the shared object that the virtual NPU's pyxrt loads. Checks are on; the
+environment variable AERIE_AIR_CHECKS=0 leaves them out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aerie.common.errors import ProgramError
+from aerie.virtual_npu.air_run.knobs import CHECKS
+
+OUTPUTS = ("-o", "--elf-name", "--pdi-name")
+WITH_VALUE = {
+    *OUTPUTS, "--device", "-i", "--lower-linalg-to-func", "-trace-size", "-trace-offset", "--output-format",
+    "--xclbin-kernel-name", "--xclbin-instance-name", "--xclbin-kernel-id", "--xclbin-input", "--peano",
+    "--stack-size", "--tmpdir",
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build the program that the command line names. Returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options, files = _split(words)
+    outputs = [options[name] for name in OUTPUTS if name in options]
+    if len(files) != 1 or not outputs:
+        print("error: aircc takes one file, and the output by -o or --elf-name", file=sys.stderr)
+        return 2
+    try:
+        _build(Path(files[0]), Path(outputs[0]))
+    except ProgramError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if "-i" in options:
+        Path(options["-i"]).write_bytes(
+            bytes(4)
+        )  # pyxrt's xclbin flow wants instructions, and none are needed
+    return 0
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The options with their values, and the other words."""
+    options, files = {}, []
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            files.append(word)
+        elif word in WITH_VALUE:
+            options[word] = next(rest, "")
+        else:
+            options[name] = value if equals else ""
+    return options, files
+
+
+def _build(source: Path, output: Path) -> None:
+    from aerie.virtual_npu import toolchain
+    from aerie.virtual_npu.console import read_text
+    from aerie.virtual_npu.options import BuildOptions
+
+    options = dataclasses.replace(BuildOptions.from_knobs(), checks=CHECKS.get() == "1")
+    toolchain.build(
+        read_text(source), output, kernel_dirs=[source.parent], filename=str(source), options=options
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
