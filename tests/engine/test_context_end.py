@@ -17,6 +17,7 @@ from aerie.engine.context_end import AttentionSink, ShiftContext, StopAtEnd, con
 from aerie.engine.errors import PromptTooLongError
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.generate import FinishReason
+from aerie.engine.kv_cache import causal
 from aerie.engine.numerics import apply_rope
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
@@ -261,6 +262,11 @@ def test_policies_by_name(text, made):
         cuts = [*split_at_drops(end, 64, 100, 3)]
         assert sum(count for _, count in cuts) == 100
         assert all(before + count == 64 for before, count in cuts[:-1])
+
+
+def test_a_mask_that_is_causal_is_known_as_such():
+    """So the executor makes it of all rows at once (mutant mask-forgets-the-past)."""
+    assert StopAtEnd().mask is ShiftContext().mask is causal
 
 
 def test_what_a_sink_drops_is_what_nobody_sees_any_more():

@@ -20,7 +20,7 @@ from aerie.virtual_npu.errors import OptionError
 
 PROJECT = Path(__file__).parents[2]
 HAS_BINDINGS = importlib.util.find_spec("mlir") is not None
-needs_bindings = pytest.mark.skipif(not HAS_BINDINGS, reason="needs pip install 'aerie-npu[air-run]'")
+needs_bindings = pytest.mark.skipif(not HAS_BINDINGS, reason="needs the extra air-run")
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_missing_bindings_are_said(
     monkeypatch.setattr(bindings.importlib.util, "find_spec", lambda name: None)
     assert main(["x.py"]) == 2
     assert "bindings are not installed" in (error := capsys.readouterr().err)
-    assert "pip install 'aerie-npu[air-run]'" in error
+    assert "pip install '.[air-run]' in the project's folder" in error
 
 
 def test_a_command_is_needed(

@@ -29,7 +29,7 @@ def check_installed() -> None:
     if importlib.util.find_spec(MLIR) is None:
         raise OptionError(
             f"MLIR's Python bindings are not installed, so that programs of mlir-air cannot be run: "
-            f"pip install 'aerie-npu[{EXTRA}]' (package {PACKAGES})"
+            f"pip install '.[{EXTRA}]' in the project's folder (package {PACKAGES})"
         )
 
 
