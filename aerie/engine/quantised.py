@@ -7,7 +7,6 @@ tensor of bf16 is read: whole, by rows, by parts. What is packed for the device 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from aerie.common.cpu_count import cpu_count
 from aerie.common.errors import UserError
 from aerie.engine.errors import WeightsError
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
@@ -132,7 +132,7 @@ class ComputedTensor(Tensor):
     def _in_pieces(self, work: Callable[[slice], None], rows: int, multiple: int = 1) -> None:
         """Have threads do `work` for pieces of `rows` rows."""
         assert self.source is not None
-        threads = min(MOST_THREADS, os.cpu_count() or 1)
+        threads = min(MOST_THREADS, cpu_count())
         unit = math.lcm(multiple, self.source.unit)
         read_in_chunks(work, rows, 4 * math.prod(self.shape[1:]), CHUNK_BYTES, unit, threads)
 

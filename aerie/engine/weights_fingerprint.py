@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from aerie.common.cpu_count import cpu_count
 from aerie.common.errors import UserError
 from aerie.common.store import Store
 from aerie.runtime.artifacts import artifact_store
@@ -126,7 +126,7 @@ def weights_fingerprint(files: Iterable[Path]) -> str:
     """16 hexadecimal digits of a sha256 of the files' names, sizes and bytes. Raises UserError if one cannot
     be read."""
     pieces = [(path, first) for path in files for first in range(0, max(1, path.stat().st_size), PIECE_BYTES)]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1), "weights") as threads:
+    with ThreadPoolExecutor(min(8, cpu_count()), "weights") as threads:
         digests = list(threads.map(_piece, pieces))
     return hashlib.sha256(json.dumps(_named(pieces, digests)).encode()).hexdigest()[:16]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from aerie.common.cpu_count import cpu_count
 from aerie.common.store import interrupt_lock_waits
 from aerie.runtime import knobs
 from aerie.runtime.artifacts import Artifact
@@ -126,7 +127,7 @@ class ParallelCompiler:
     ) -> None:
         self._compile_one = compile_one
         self._load = load
-        self._jobs = jobs or os.cpu_count() or 1
+        self._jobs = jobs or cpu_count()
         self._on_progress = on_progress
         self._telling = threading.Lock()
         self._done = self._total = 0

@@ -117,7 +117,7 @@ def test_every_feature_of_a_decode_path_is_documented(made: dict[str, str]) -> N
 def test_every_kind_of_check_is_documented() -> None:
     page = DOCS / "reference" / "virtual-npu-checks.md"
     shown = [kind for kind, *_ in table(page, "kind", "what it means", "what it cannot see")]
-    assert sorted(shown) == sorted((*ERROR_KINDS, "schedule", "garbage", "sanitizer", "crash"))
+    assert sorted(shown) == sorted((*ERROR_KINDS, "expect", "schedule", "garbage", "sanitizer", "crash"))
 
 
 def test_parameters_of_a_docstring_are_a_list(tools: None) -> None:

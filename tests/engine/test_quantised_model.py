@@ -181,3 +181,18 @@ def test_embeddings_are_looked_up_in_the_quantised_table() -> None:
     whole, row = tensor.to_bf16(), np.empty(tensor.shape[1], bf16)
     tensor.opened().row(row, 7)
     assert row.tobytes() == whole[7].tobytes()
+
+
+def test_embeddings_are_rows_of_the_quantised_table() -> None:
+    """Looked up one by one in the file, so that no table of bf16 is in memory."""
+    weights = open_checkpoint(DEMO_FOLDER, "q4").weights
+    table = weights.quantised["model.embed_tokens.weight"]
+    assert (table.kind, weights.embed_table.table) == ("q8", table)
+    rows = weights.embed_table[[3, 70, 3]]
+    assert rows.tobytes() == table.to_bf16()[[3, 70, 3]].tobytes()
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QuantisedTensor, "groups", lambda _, first, rows: read.append((first, rows)) or whole)
+        whole = table.source.groups(70, 1)
+        assert len(weights.embed_table[70]) == table.shape[1]
+    assert read == [(70, 1)]

@@ -73,6 +73,14 @@ def test_the_smallest_weights_are_no_zeros(scale: float) -> None:
     assert plain.astype(np.float32).any()
 
 
+@pytest.mark.parametrize("kind", WEIGHT_BLOCKS)
+@pytest.mark.parametrize("shape", [{"m": 8, "k": 256, "n": 64}, {"m": 16, "k": 576, "n": 96}])
+def test_few_rows_of_the_smallest_weights(shape: dict[str, Any], kind: str) -> None:
+    """Blocks that the CPU's own instructions do not unpack; a call unpacks 64 or 192 columns."""
+    blocks, plain = both("gemm_rows", kind, shape, 1e-37)
+    assert blocks.tobytes() == plain.tobytes()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "shape"), SHAPES[:3])
 def test_vectors_of_the_api_give_the_same_bits(name: str, shape: dict[str, Any]) -> None:

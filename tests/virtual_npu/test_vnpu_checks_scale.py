@@ -16,14 +16,14 @@ CHECKS = virtual_npu.BuildOptions(checks=True)
 
 @pytest.mark.parametrize("make", [transfers, apart], ids=["in turn", "apart"])
 def test_transfers_take_time_in_proportion_to_their_number(program, make):
-    """By what the program computes: in the square of their number, these would take hours."""
-    library = program(make(200_000), options=CHECKS)
+    """By what the program computes: in the square of their number, these would take very long."""
+    library = program(make(50_000), options=CHECKS)
     (entry,) = library.entries.values()
     x, y = arrays.random_arrays(entry, 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     arrays.run_entry(library, entry, [x, y])
     assert np.array_equal(y, x + 1)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - before < 20
 
 
 def test_points_of_an_asynchronous_launch_give_what_a_convolution_gives(program):

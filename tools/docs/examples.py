@@ -19,8 +19,8 @@ def examples_page() -> str:
         "mlir-air's examples",
         "`aerie air-run --table` wrote this, at mlir-air e972f294. A run is a line of a test file of "
         f"`programming_examples`, with the check that it has itself: {len(passed)} of the {len(rows)} runs "
-        "here pass. What is not here was not run. A finding passes without checks, and with them ends with "
-        "the error that is shown. A workflow runs all of them each night.",
+        "here pass. What is not here was not run to its end. A finding passes without checks, and with "
+        "them ends with the error that is shown. A workflow runs all of them each night.",
         table(("does not pass", "device", "result", "why"), failed),
         table(("passes", "device"), passed),
     )

@@ -9,7 +9,6 @@ head are neighbours in the file, then 1 and hd/2 + 1, where transformers has the
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aerie.common.cpu_count import cpu_count
 from aerie.engine.errors import WeightsError
 from aerie.engine.gguf.block_types import READ, BlockType
 from aerie.engine.numerics import BF16Array, F32Array
@@ -65,12 +65,12 @@ class BlockTensor(Tensor):
     def rows_into(self, out: BF16Array, first: int) -> None:
         part = self.part(first, len(out))
         unit, width = max(1, self.permuted_head), 4 * self.pitch
-        threads = min(MOST_THREADS, os.cpu_count() or 1)
+        threads = min(MOST_THREADS, cpu_count())
         with _BlockFile(part) as file:
             read_in_chunks(partial(file.read_rows, out), len(out), width, CHUNK_BYTES, unit, threads)
 
     def check_scales(self) -> None:
-        threads = min(MOST_THREADS, os.cpu_count() or 1)
+        threads = min(MOST_THREADS, cpu_count())
         if self.block_type.scales_at:
             with _BlockFile(self) as file:
                 read_in_chunks(file.check_scales, self.shape[0], self.row_bytes, CHUNK_BYTES, 1, threads)

@@ -1,66 +1,29 @@
 """The operations of a sequence that write registers: descriptors, queues, resets, locks and memory of tiles.
 
 What is written is known when the C++ is made. So descriptors are decoded here, when a queue is given one
-(register_layout).
+(register_layout, register_tasks).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, MemRefType, SymbolRefAttr, i32
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, SymbolRefAttr
 from xdsl.dialects.memref import GetGlobalOp, GlobalOp
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.aie import routing
 from aerie.air_dialect.aie import sequence as ops
 from aerie.air_dialect.aie.formats import integer_of
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.aie import register_layout as layouts
-from aerie.virtual_npu.aie.design import MEMTILE, SHIM, Buffer, Channel, Device, Place, place_of
-from aerie.virtual_npu.aie.memory_use import STACK
+from aerie.virtual_npu.aie.design import MEMTILE, SHIM, Channel, Device, Place, place_of
 from aerie.virtual_npu.aie.register_layout import RegisterBd, layout_of
-from aerie.virtual_npu.aie.sequence import (
-    SequenceBody,
-    allocation,
-    of_sequence,
-    pause,
-    push,
-    start_task,
-)
+from aerie.virtual_npu.aie.register_tasks import buffer_at, lock_at, push_written, registers_of
+from aerie.virtual_npu.aie.sequence import SequenceBody, allocation, of_sequence, pause
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, emitter
-from aerie.virtual_npu.codegen.cpp_text import mul, parenthesize
 from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
-
-
-@dataclass
-class Registers:
-    """The registers of descriptors that a sequence has written so far, by tile and number."""
-
-    words: dict[tuple[Place, int], list[int]] = field(default_factory=dict)
-    bds: dict[tuple[Place, int], RegisterBd] = field(default_factory=dict)
-    """Those that were written by their fields."""
-    arguments: dict[tuple[Place, int], tuple[int, int]] = field(default_factory=dict)
-    """The argument that an address was patched with, and how many bytes behind its begin."""
-
-    def write(self, place: Place, number: int, word: int, value: int) -> None:
-        """Write a register of a descriptor."""
-        self.bds.pop((place, number), None)
-        self.words.setdefault((place, number), [0] * layouts.WORDS)[word] = value
-
-    def bd(self, place: Place, number: int) -> RegisterBd | None:
-        """A descriptor; None where it was not written."""
-        words = self.words.get((place, number))
-        return layout_of(place).decode(words) if words else self.bds.get((place, number))
-
-
-def _registers(body: SequenceBody) -> Registers:
-    if body.registers is None:
-        body.registers = Registers()
-    assert isinstance(body.registers, Registers)
-    return body.registers
 
 
 def _number(body: Body, op: Operation, value: SSAValue) -> int:
@@ -116,14 +79,14 @@ def _write(body: SequenceBody, device: Device, op: Operation, target: _Target, v
     if target.buffer is not None or offset < layout.memory:
         _write_memory(body, device, op, target, value)
     elif layout.locks <= offset < layout.locks + 0x10 * layout.most_locks:
-        lock = _lock(device, op, place, (offset - layout.locks) // 0x10)
+        lock = lock_at(device, op, place, (offset - layout.locks) // 0x10)
         pause(body, line_of(op))
         body.emit_line(f"host.set_lock({lock}, {value & 0x3F});")
     elif queue is not None:
         bd = value & (0x3F if place[1] == MEMTILE else 0xF)
-        _push(body, device, op, Channel(place, *queue), bd, value >> 16 & 0xFF, bool(value >> 31))
+        push_written(body, device, op, Channel(place, *queue), bd, value >> 16 & 0xFF, bool(value >> 31))
     elif descriptor is not None:
-        _registers(body).write(place, *descriptor, value)
+        registers_of(body).write(place, *descriptor, value)
     else:
         _write_control(body, device, op, target, value, 0xFFFFFFFF)
 
@@ -147,48 +110,11 @@ def _write_control(
         raise unsupported(op, f"{bits}register {offset:#x} of tile {place} is not supported")
 
 
-def _lock(device: Device, op: Operation, place: Place, number: int) -> int:
-    for found, lock in enumerate(device.locks):
-        if (lock.place, lock.number) == (place, number):
-            return found
-    raise unsupported(op, f"tile {place} has no lock {number}")
-
-
-def _buffer_at(device: Device, place: Place, address: int) -> tuple[int, int]:
-    """The buffer at an address of a tile, and how many bytes behind its begin; where no buffer of the text
-    has it, one for the tile's whole memory."""
-    for number, buffer in enumerate(device.buffers):
-        size = prod(buffer.type.get_shape()) * types.byte_width(buffer.type.element_type)
-        begin = buffer.address if buffer.address is not None else _address_in_order(device, number)
-        if buffer.place == place and 0 <= address - begin < size:
-            return number, address - begin
-    if place not in device.whole_memory:
-        words = MemRefType(i32, [layout_of(place).memory // 4])
-        device.whole_memory[place] = device.add_buffer(Buffer(f"memory of tile {place}", place, words))
-    return device.whole_memory[place], address
-
-
-_ALIGNMENT = 32
-
-
-def _address_in_order(device: Device, number: int) -> int:
-    """Where a buffer lies that has no address: behind the stack and the buffers before it, as aiecc's
-    `basic-sequential` places them."""
-    place = device.buffers[number].place
-    core = device.core_at(place)
-    end = integer_of(device.cores[core], "stack_size", STACK) if core is not None else 0
-    for buffer in device.buffers[:number]:
-        if buffer.place == place:
-            end += prod(buffer.type.get_shape()) * types.byte_width(buffer.type.element_type)
-            end = -(-end // _ALIGNMENT) * _ALIGNMENT
-    return end
-
-
 def _write_memory(
     body: SequenceBody, device: Device, op: Operation, target: _Target, value: int, mask: int = 0xFFFFFFFF
 ) -> None:
     number, offset = (
-        _buffer_at(device, target.place, target.offset)
+        buffer_at(device, target.place, target.offset)
         if target.buffer is None
         else (target.buffer, target.offset)
     )
@@ -295,7 +221,7 @@ def _address_patch(body: Body, op: Operation) -> None:
     inner, _ = of_sequence(body, op)
     address = integer_of(op, "addr") & 0xFFFFFFFF
     place, offset = (address >> 25, address >> 20 & 0x1F), address & 0xFFFFF
-    registers, found = _registers(inner), layout_of(place).descriptor(offset)
+    registers, found = registers_of(inner), layout_of(place).descriptor(offset)
     if found is None or found[1] != 1 or registers.bd(place, found[0]) is None:
         raise unsupported(op, f"address {address:#x} is in no descriptor that was written before")
     body.comment(op)
@@ -307,7 +233,7 @@ def _writebd(body: Body, op: Operation) -> None:
     inner, _ = of_sequence(body, op)
     place, number = (integer_of(op, "column"), integer_of(op, "row")), integer_of(op, "bd_id")
     body.comment(op)
-    registers = _registers(inner)
+    registers = registers_of(inner)
     registers.words.pop((place, number), None)
     registers.arguments.pop((place, number), None)
     registers.bds[place, number] = _bd_of_fields(op, place)
@@ -348,101 +274,4 @@ def _push_queue(body: Body, op: Operation) -> None:
     token = bool(integer_of(op, "issue_token", 0))
     body.comment(op)
     channel = Channel(place, op.direction.data == "MM2S", op.channel.value.data)
-    _push(inner, device, op, channel, bd, repeat, token)
-
-
-def _push(
-    body: SequenceBody, device: Device, op: Operation, channel: Channel, first: int, repeat: int, token: bool
-) -> None:
-    place, registers = channel.place, _registers(body)
-    index, line = device.number_of(channel), line_of(op)
-    if registers.bd(place, first) is None and (place, first) in device.bd_at:
-        task = body.fresh("task")
-        numbers = f"{index}, {device.bd_at[place, first]}, {repeat}, {'true' if token else 'false'}"
-        body.emit_line(f"vnpu::aie::Task *const {task} = host.chain({numbers});")
-        push(body, task, line)
-        return
-    numbers_in_chain, loop = _chain(op, registers, place, first)
-    if place[1] == SHIM and any(_is_of_trace(body, device, channel, number) for number in numbers_in_chain):
-        return
-    texts = [_bd_text(body, device, op, place, number) for number in numbers_in_chain]
-    task = start_task(body, op, index, str(repeat), token, texts)
-    if loop is not None:
-        body.emit_line(f"{task}->loop_to({loop});")
-    push(body, task, line)
-
-
-def _chain(op: Operation, registers: Registers, place: Place, first: int) -> tuple[list[int], int | None]:
-    """The descriptors from one on; and which of them comes after the last one, None where none does."""
-    chain: list[int] = []
-    number: int | None = first
-    while number is not None and number not in chain:
-        bd = registers.bd(place, number)
-        if bd is None:
-            raise unsupported(op, f"descriptor {number} of tile {place} was not written before")
-        chain.append(number)
-        number = bd.next
-    return chain, None if number is None else chain.index(number)
-
-
-def _is_of_trace(body: SequenceBody, device: Device, channel: Channel, number: int) -> bool:
-    """Whether a descriptor of a shim writes traces: to an argument that the sequence does not have, or to
-    none from a trace's flow."""
-    patched = _registers(body).arguments.get((channel.place, number))
-    if patched is not None:
-        return patched[0] >= len(body.root.body.block.args)  # type: ignore[union-attr]
-    flows = [op for op in device.op.body.block.ops if isinstance(op, routing.PacketFlowOp)]
-    return any(_leads_traces_to(op, channel) for op in flows)
-
-
-def _leads_traces_to(op: routing.PacketFlowOp, channel: Channel) -> bool:
-    ends = list(op.body.block.ops)
-    sources = [end for end in ends if isinstance(end, routing.PacketSourceOp)]
-    dests = [end for end in ends if isinstance(end, routing.PacketDestOp)]
-    return any(end.bundle.data == "Trace" for end in sources) and any(
-        (place_of(end.tile), end.channel.value.data) == (channel.place, channel.number) for end in dests
-    )
-
-
-def _bd_text(body: SequenceBody, device: Device, op: Operation, place: Place, number: int) -> str:
-    """C++ text of the arguments of `Task::add`."""
-    bd = _registers(body).bd(place, number)
-    assert bd is not None
-    offset, pointer, extent = _memory_of(body, device, op, place, number, bd)
-    pads = bd.padding or [(0, 0)] * len(bd.dimensions)
-    dims = ", ".join(
-        f"{{{size}, {stride}, {before}, {after}}}"
-        for (size, stride), (before, after) in zip(bd.dimensions, pads, strict=True)
-    )
-    packet = f"{{{bd.packet[0]}, {bd.packet[1]}}}" if bd.packet else "{}"
-    iteration = "{" + ", ".join(map(str, bd.iteration)) + "}" if bd.iteration else "{}"
-    locks = f"{_lock_text(device, op, place, bd.acquire)}, {_lock_text(device, op, place, bd.release)}"
-    fields = [line_of(op), number, -1, offset // 4, bd.length, 4, len(bd.dimensions)]
-    text = ", ".join([*map(str, fields), f"{{{dims}}}", locks, packet, "-1", iteration, "true"])
-    return f"vnpu::aie::BdTable{{{text}}}, {pointer}, {extent}"
-
-
-def _memory_of(
-    body: SequenceBody, device: Device, op: Operation, place: Place, number: int, bd: RegisterBd
-) -> tuple[int, str, str]:
-    """Bytes behind the begin of a descriptor's memory, C++ text of that and of how many bytes it has."""
-    if place[1] == SHIM:
-        patched = _registers(body).arguments.get((place, number))
-        if patched is None:
-            raise unsupported(
-                op, f"descriptor {number} has no address of an argument: add aiex.npu.address_patch"
-            )
-        memref = body.memref(body.root.body.block.args[patched[0]])  # type: ignore[union-attr]
-        width = types.byte_width(memref.type.element_type)
-        return patched[1], memref.pointer, mul(parenthesize(memref.extent), str(width))
-    buffer, offset = _buffer_at(device, place, bd.address)
-    type_ = device.buffers[buffer].type
-    extent = prod(type_.get_shape()) * types.byte_width(type_.element_type)
-    return offset, f"host.array->memory[{buffer}]", str(extent)
-
-
-def _lock_text(device: Device, op: Operation, place: Place, use: tuple[int, int] | None) -> str:
-    if use is None:
-        return "{}"
-    lock = _lock(device, op, place, layouts.own_lock(place, use[0]))
-    return f"{{{lock}, {abs(use[1])}, {'true' if use[1] < 0 else 'false'}}}"
+    push_written(inner, device, op, channel, bd, repeat, token)

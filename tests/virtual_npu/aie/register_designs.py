@@ -352,10 +352,35 @@ LOGICAL = """
   }
 """
 
+FAULTS = f"""
+  aie.device(npu2) @faults {{
+    %shim = aie.tile(0, 0)
+    %core = aie.tile(0, 2)
+    aie.packet_flow(1) {{
+      aie.packet_source<%shim, DMA : 0>
+      aie.packet_dest<%core, TileControl : 0>
+    }}
+    aie.shim_dma_allocation @control(%shim, MM2S, 0)
+    aie.runtime_sequence @control_packet(%a: memref<8xi32>) {{
+      {transfer("a", 8, "control", 0, ", packet = <pkt_id = 1, pkt_type = 1>")}
+      aiex.npu.dma_wait {{symbol = @control}}
+    }}
+    aie.runtime_sequence @no_task(%a: memref<8xi32>) {{
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %seven = arith.constant 7 : index
+      %last = scf.for %i = %c0 to %c1 step %c1 iter_args(%task = %seven) -> (index) {{
+        aiex.dma_await_task(%task)
+        scf.yield %task : index
+      }}
+    }}
+  }}
+"""
+
 MODULE = "module {\n" + "".join([
     _crossing("crossing", 0), _crossing("apart", 1), _tokens("token_behind", 5),
     _tokens("token_beside", 4), RESETS,
     STREAMS.replace("WORDS", "32"),
     STREAMS.replace("WORDS", "33").replace("streams", "starved"),
-    TILE_REGISTERS, LOGICAL,
+    TILE_REGISTERS, LOGICAL, FAULTS,
 ]) + "}\n"  # fmt: skip

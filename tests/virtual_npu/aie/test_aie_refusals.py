@@ -126,6 +126,11 @@ OF_SEQUENCE = {
     WRITE.format(0x1D204, 0): r"descriptor 1 of tile \(0, 0\) was not written before",
     "%i = arith.constant 8 : i32 aiex.npu.write32(%i, %i) {buffer = @b} : i32, i32": "byte 32 is outside",
     "%i = arith.constant 8 : i32 aiex.npu.write32(%i, %i) {buffer = @no} : i32, i32": "no aie.buffer @no",
+    "%i = arith.constant 0 : index %v = memref.load %a[%i] : memref<8xi32> "
+    "%o = arith.index_cast %v : i32 to index %c = memref.reinterpret_cast %a to offset: [%o], sizes: [8], "
+    "strides: [1] : memref<8xi32> to memref<8xi32, strided<[1], offset: ?>>": (
+        "memref.reinterpret_cast: with an offset known only at run time is not supported"
+    ),
     "aiex.core_reset(%core)": r"tile \(0, 2\) has no aie.core",
     WRITE.replace("write32(%address, %value)", "maskwrite32(%address, %value, %value)")
     .replace(": i32, i32", ": i32, i32, i32").format(0x32004, 2): "bits 0x1 of register 0x32004 of tile",

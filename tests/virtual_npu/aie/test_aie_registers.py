@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from aerie.virtual_npu.errors import VirtualNpuDeadlock
+from aerie.virtual_npu.errors import VirtualNpuDeadlock, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import BuildOptions
 from aerie.virtual_npu.program import Program, Result
 from tests.virtual_npu.aie.register_designs import MODULE
@@ -83,3 +83,18 @@ def test_logical_tiles_padding_and_tasks_that_loops_carry(program: Program) -> N
     want = np.full((4, 8), 42)
     want[:, 2:7] = np.arange(1, 21).reshape(4, 5)
     assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "control_packet",
+            "packets of id 1 lead to a tile's port TileControl: control packets are not executed",
+        ),
+        ("no_task", "there is no task 7: 0 were configured"),
+    ],
+)
+def test_what_is_refused_in_a_run(program: Program, entry: str, message: str) -> None:
+    with pytest.raises(VirtualNpuRuntimeError, match=re.escape(message)):
+        _run(program, entry, 8)

@@ -55,9 +55,11 @@ def _move_up(op: SegmentOp | HerdOp) -> None:
         result for before in (*behind, first) if before not in numbers for result in before.results
     ):
         return
-    for moved in (*reversed(numbers), op):
-        moved.detach()  # type: ignore[no-untyped-call]
-        block.insert_op_before(moved, first)
+    for needed in reversed(numbers):
+        needed.detach()  # type: ignore[no-untyped-call]
+        block.insert_op_before(needed, first)
+    op.detach()  # type: ignore[no-untyped-call]
+    block.insert_op_before(op, first)
 
 
 def _passed(op: Operation) -> Iterable[Operation]:

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "vnpu/entry.h"
-#include "vnpu/product_operands.h"
+#include "vnpu/product_few_made.h"
 
 namespace vnpu {
 
@@ -36,6 +36,28 @@ Axes without_ones(const Axes &axes) {
 
 void append(Axes &axes, const Axis &axis) { axes.list[axes.count++] = axis; }
 
+// The sum of steps to a place along some axes.
+i64 at(const Axes &axes, i64 place, i64 Axis::*step) {
+  i64 total = 0;
+  for (int i = axes.count - 1; i >= 0; --i) {
+    total += place % axes.list[i].extent * (axes.list[i].*step);
+    place /= axes.list[i].extent;
+  }
+  return total;
+}
+
+// Whether the elements of blocks of 8 n by `depth` k that these axes lead to are those with n, or with k, from 0 on.
+bool are_in_order(const Axes &axes, i64 depth, bool is_of_k) {
+  for (i64 i = 0; i < extent_of(axes); ++i) {
+    if (at(axes, i, &Axis::first) != (is_of_k ? i * 8 : i / 8 * 8 * depth + i % 8)) return false;
+  }
+  return true;
+}
+
+void fill(i64 bytes, int8_t *source) {
+  for (i64 at = 0; at < bytes; ++at) source[at] = int8_t(at * 167 + 13);
+}
+
 }  // namespace
 
 Made::Made(Function function, const Axes &source, i64 count, i64 start, i64 argument, const Axes &outer, const Axes &depth)
@@ -46,7 +68,8 @@ Made::Made(Function function, const Axes &source, i64 count, i64 start, i64 argu
       count_(count),
       start_(start),
       argument_(argument),
-      can_read_operand_(depends_on_arguments_alone()) {}
+      can_read_operand_(depends_on_arguments_alone()),
+      rows_(can_read_operand_ ? checked_rows() : nullptr) {}
 
 bool Made::depends_on_arguments_alone() const {
   Blocks blocks;
@@ -57,7 +80,7 @@ bool Made::depends_on_arguments_alone() const {
   bool is_same = true;
   for (int i = 0; i < 2; ++i) {
     made[i] = blocks.alloc<uint16_t>(all);
-    for (i64 at = 0; at < bytes; ++at) source[at] = int8_t(at * 167 + 13);
+    fill(bytes, source);
     for (i64 at = 0; at < all; ++at) made[i][at] = i ? 0x5aa5 : 0xa55a;
     function_(int32_t(argument_), source, reinterpret_cast<bf16 *>(made[i] + kGuardElements));
     for (i64 at = 0; at < bytes; ++at) is_same &= source[at] == int8_t(at * 167 + 13);
@@ -68,6 +91,26 @@ bool Made::depends_on_arguments_alone() const {
   }
   exchange_modes(modes);
   return is_same && memcmp(made[0] + kGuardElements, made[1] + kGuardElements, size_t(count_) * sizeof(uint16_t)) == 0;
+}
+
+// The form row by row, if there is one that gives the same.
+const MadeRows *Made::checked_rows() const {
+  const MadeRows *const rows = MadeRows::of(reinterpret_cast<const void *>(function_));
+  if (!rows || start_ || count_ % (8 * rows->depth)) return nullptr;
+  const i64 depth = rows->depth, bytes = extent_of(source_);
+  Blocks blocks;
+  int8_t *const source = blocks.alloc<int8_t>(bytes);
+  uint16_t *const made = blocks.alloc<uint16_t>(count_), *const other = blocks.alloc<uint16_t>(count_);
+  fill(bytes, source);
+  const uint32_t modes = exchange_modes(kFloor);
+  function_(int32_t(argument_), source, reinterpret_cast<bf16 *>(made));
+  rows->make(int32_t(argument_), reinterpret_cast<const uint8_t *>(source), bytes / rows->parts, other, depth);
+  exchange_modes(modes);
+  for (i64 i = 0; i < count_; ++i) {
+    const i64 n = i / (8 * depth) * 8 + i % 8, k = i / 8 % depth;
+    if (made[i] != other[n * depth + k]) return nullptr;
+  }
+  return rows;
 }
 
 // A product, its axes told apart: those along which another tile is made, and those within one.
@@ -85,13 +128,15 @@ class Made::Work {
       if (axis.second || within.second) append(steps_, {axis.extent, axis.second, within.second});
     }
     depth_ = extent_of(steps_);
+    tile_ = depth_ * made.count_;
   }
 
   void run() const {
+    if (made_.rows_ && product::rows_of(product_) <= kFewRows && has_rows_in_order() && multiply_few()) return;
     const i64 tiles = extent_of(tiles_), columns = extent_of(columns_), rows = product::rows_of(product_);
     const bool are_few = rows <= kFewRows;
     const i64 wanted = (are_few ? kColumnsOfFewRows : kColumns) / columns, threads = parallel_threads();
-    const i64 fit = (are_few ? kBytesOfFewRows : kBytes) / (depth_ * made_.count_ * i64(sizeof(bf16)));
+    const i64 fit = (are_few ? kBytesOfFewRows : kBytes) / (tile_ * i64(sizeof(bf16)));
     i64 each = least(least(wanted, fit), (tiles + threads - 1) / threads);
     const i64 last = tiles_.count ? tiles_.list[tiles_.count - 1].extent : 1;
     if (each > last) each = last;
@@ -101,18 +146,77 @@ class Made::Work {
   }
 
  private:
+  // Whether the columns of a tile follow each other in the product, and the steps that are made together do.
+  bool has_rows_in_order() const {
+    const MadeRows &rows = *made_.rows_;
+    Axes n{0, {}}, k{0, {}};
+    bool is_outer = true;
+    for (int i = 0; i < product_.n.count; ++i) {
+      const Axis &within = made_.outer_.list[i];
+      const bool moves = product_.n.list[i].first || within.second;
+      if (moves && !is_outer) return false;
+      if (!moves) append(n, {product_.n.list[i].extent, within.first, 0}), is_outer = false;
+    }
+    is_outer = true;
+    for (int i = 0; i < product_.k.count; ++i) {
+      const Axis &within = made_.depth_.list[i];
+      const bool moves = product_.k.list[i].second || within.second;
+      if (moves && !is_outer) return false;
+      if (!moves) append(k, {product_.k.list[i].extent, within.first, 0}), is_outer = false;
+    }
+    return extent_of(n) * rows.depth == made_.count_ && extent_of(k) == rows.depth && are_in_order(n, rows.depth, false) &&
+           are_in_order(k, rows.depth, true);
+  }
+
+  // Multiplies few rows by what is made row by row; false, and nothing done, if there is no micro-kernel for it.
+  bool multiply_few() const {
+    switch (dots::order_of(product_.block_steps, product_.block_columns)) {
+#if defined(VNPU_BF16_PAIRS)
+      case dots::Order::kPairs: return multiply_few_by<product::FewPairs, 96>() || multiply_few_by<product::FewPairs, 224>();
+#endif
+      case dots::Order::kOneByOne: return multiply_few_by<product::FewPlain, 96>() || multiply_few_by<product::FewPlain, 224>();
+      default: return false;
+    }
+  }
+
+  // Apart: elements for a column of what is made at once.
+  template <class Kernel, int Apart>
+  bool multiply_few_by() const {
+    if constexpr (same_type<Kernel, product::Unserved>) return false;
+    else {
+      const Axes &source = made_.source_;
+      const i64 bytes = extent_of(source), parts = made_.rows_->parts, part = bytes / parts;
+      const bool is_dense = source.count == 1 && source.list[0].first == 1;
+      const bool is_in_parts = source.count == 2 && source.list[0].extent == parts && source.list[1].first == 1;
+      if (!is_dense && !is_in_parts) return false;
+      i64 calls = 1;
+      while (calls < depth_ && at(steps_, calls, &Axis::first) == at(steps_, 0, &Axis::first)) ++calls;
+      Product product = product_;
+      if (c_) product.rounded = c_;
+      product::FewMade<Kernel, Apart> few(product, {made_.rows_, made_.count_ / made_.rows_->depth, depth_, parts, part,
+                                                    is_dense ? part : source.list[0].first, calls});
+      if (!few.serves()) return false;
+      const uint8_t *const begin = reinterpret_cast<const uint8_t *>(product_.b);
+      few.run([&](i64 tile, i64 step) {
+        return product::MadeCalls::Call{
+            begin + at(tiles_, tile, &Axis::first) + at(steps_, step, &Axis::first),
+            int32_t(made_.argument_ + at(tiles_, tile, &Axis::second) + at(steps_, step, &Axis::second))};
+      });
+      return true;
+    }
+  }
+
   // The columns of some tiles, neighbours along the last axis.
   void multiply(i64 first, i64 count) const {
     check_running();
     Blocks blocks;
-    const i64 tile = depth_ * made_.count_;
-    bf16 *const made = blocks.alloc<bf16>(count * tile);
+    bf16 *const made = blocks.alloc<bf16>(count * tile_);
     make(blocks, first, count, made);
     Product part = product_;
     part.b = made + made_.start_;
     const i64 in_c = at(tiles_of_c_, first, &Axis::second);
     part.n = {0, {}};
-    if (tiles_.count) append(part.n, {count, tile, tiles_of_c_.list[tiles_.count - 1].second});
+    if (tiles_.count) append(part.n, {count, tile_, tiles_of_c_.list[tiles_.count - 1].second});
     for (int i = 0; i < columns_.count; ++i) append(part.n, columns_.list[i]);
     i64 step = made_.count_;
     for (int i = part.k.count - 1; i >= 0; --i) {
@@ -157,22 +261,12 @@ class Made::Work {
     }
   }
 
-  // The sum of steps to a place along some axes.
-  static i64 at(const Axes &axes, i64 place, i64 Axis::*step) {
-    i64 total = 0;
-    for (int i = axes.count - 1; i >= 0; --i) {
-      total += place % axes.list[i].extent * (axes.list[i].*step);
-      place /= axes.list[i].extent;
-    }
-    return total;
-  }
-
   const Made &made_;
   const Product &product_;
   bf16 *const c_;
   const Points points_;
   Axes tiles_{0, {}}, tiles_of_c_{0, {}}, columns_{0, {}}, steps_{0, {}};
-  i64 depth_;
+  i64 depth_, tile_;  // tile_: elements that are made for all steps of one tile
 };
 
 void Made::multiply(const Product &product, bf16 *c, Points points) const { Work(*this, product, c, points).run(); }

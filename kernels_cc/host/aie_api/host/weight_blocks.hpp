@@ -11,10 +11,12 @@
 #pragma once
 
 #include "types.hpp"
+#include "vnpu/made_rows.h"
 #include "vnpu/prefetch.h"
 
 #if defined(VNPU_FAST) && !VNPU_CHECKS && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define AIE_HOST_WEIGHT_BLOCKS 1
+#define AIE_HOST_WEIGHT_ROWS 1
 #include <immintrin.h>
 
 #include <atomic>
@@ -41,6 +43,13 @@ class weight_blocks {
   static constexpr bool has_tables = Bits == 4;
 #else
   static constexpr bool has_tables = false;
+#endif
+
+  // Whether there is a way to unpack row by row.
+#if defined(AIE_HOST_WEIGHT_BYTES)
+  static constexpr bool has_rows = true;
+#else
+  static constexpr bool has_rows = Bits == 4;
 #endif
 
   // The place of a partial sum of a row.
@@ -128,12 +137,30 @@ class weight_blocks {
         const std::uint8_t* at = block + codes_at + plane * plane_bytes + (first + column) * column_bytes;
         bfloat16* out = to + column * 8;
         for (unsigned c = 0; c < 32; c += 4, at += 4 * column_bytes, out += 32) {
-          const __m512i a = rounded(group.values(at), group.values(at + column_bytes));
-          const __m512i b = rounded(group.values(at + 2 * column_bytes), group.values(at + 3 * column_bytes));
+          const __m512i a = rounded_to_bf16(group.values(at), group.values(at + column_bytes));
+          const __m512i b = rounded_to_bf16(group.values(at + 2 * column_bytes), group.values(at + 3 * column_bytes));
           _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, low, b));
           _mm512_storeu_si512(out + apart, _mm512_permutex2var_epi16(a, high, b));
         }
       }
+    }
+    return true;
+  }
+
+  // As `unpack`, but row by row, of which each begins `apart` elements after the one before it. first and count are multiples
+  // of 32.
+  static bool unpack_rows(std::uint32_t first, unsigned count, const std::uint8_t* block, std::int64_t apart, bfloat16* to) {
+    if constexpr (!has_rows) return false;  // it is not called then
+    const char* ahead = reinterpret_cast<const char*>(block) + first / 32 * (lines / 8 * 64);
+    for (unsigned group = first / 32; group < (first + count) / 32; ++group, to += 32, ahead += lines / 8 * 64) {
+      __m512i least = _mm512_set1_epi16(0x7fff);
+      for (unsigned at = group * 64; at < codes_at; at += minima_at) least = lesser(least, _mm512_loadu_si512(block + at));
+      if (least_exponent(least) < 8) return false;
+      for (unsigned line = 0; line < lines / 8; ++line) vnpu::prefetch_ahead(ahead + 64 * line);
+      if constexpr (Bits == 4) weight_tables::unpack(block, group, apart, to);
+#if defined(AIE_HOST_WEIGHT_BYTES)
+      else weight_bytes::unpack(block, group, apart, to);
+#endif
     }
     return true;
   }
@@ -219,21 +246,6 @@ class weight_blocks {
     return 255 - least_exponent(_mm512_sub_epi16(magnitude, most));
   }
 
-  // Two vectors of f32 as bf16: the first in the lower half.
-  AIE_HOST_INLINE static __m512i rounded(__m512 a, __m512 b) {
-#if defined(VNPU_BF16_DOTS)
-    return (__m512i)_mm512_cvtne2ps_pbh(b, a);
-#else
-    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(to_even(a), 16))),
-                              _mm512_cvtepi32_epi16(_mm512_srli_epi32(to_even(b), 16)), 1);
-#endif
-  }
-  // f32 of which the upper half is rounded to even; of normal numbers.
-  AIE_HOST_INLINE static __m512i to_even(__m512 v) {
-    const __m512i bits = (__m512i)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-  }
-
   // x for the columns of a block, with zeros after its last.
   class Factors {
    public:
@@ -276,12 +288,13 @@ class weight_blocks {
 #if defined(VNPU_BF16_DOTS)
       const __m512i order = _mm512_set_epi16(15, 31, 14, 30, 13, 29, 12, 28, 11, 27, 10, 26, 9, 25, 8, 24, 7, 23, 6, 22, 5, 21,
                                              4, 20, 3, 19, 2, 18, 1, 17, 0, 16);
-      const __m512i weights = _mm512_permutexvar_epi16(order, rounded(a, b));
+      const __m512i weights = _mm512_permutexvar_epi16(order, rounded_to_bf16(a, b));
       const __m512i factor = _mm512_set1_epi32(int(by_pairs[pair][i]));
       return _mm512_dpbf16_ps(sum, (__m512bh)weights, (__m512bh)factor);
 #else
       const __m512i upper = _mm512_set1_epi32(int(0xffff0000u));
-      const __m512 one = (__m512)_mm512_and_si512(to_even(a), upper), other = (__m512)_mm512_and_si512(to_even(b), upper);
+      const __m512 one = (__m512)_mm512_and_si512(rounded_to_even(a), upper),
+                   other = (__m512)_mm512_and_si512(rounded_to_even(b), upper);
       sum = _mm512_fmadd_ps(one, _mm512_set1_ps(__builtin_bit_cast(float, wide_[2 * pair][i])), sum);
       return _mm512_fmadd_ps(other, _mm512_set1_ps(__builtin_bit_cast(float, wide_[2 * pair + 1][i])), sum);
 #endif

@@ -1,21 +1,38 @@
-// Products of a vector by blocks of 4-bit weights with AVX512-BF16: a table of 16 weights for every row and group.
+// Blocks of 4-bit weights with AVX-512: a table of 16 weights for every row and group.
 //
 // The 32 weights of a row in a group are 16 different ones at most. They are computed once, and one instruction looks up a row's
-// 32 columns. Two rows share a register of tables, and four rows a register of codes: 16 bits of a column. Sums are kept row by
-// row, 64 partial sums each, in the order in which pairs of columns come out of two registers of weights.
+// 32 columns. Two rows share a register of tables, and four rows a register of codes: 16 bits of a column. In products of a
+// vector, with AVX512-BF16, sums are kept row by row, 64 partial sums each, in the order in which pairs of columns come out of
+// two registers of weights.
 #pragma once
 
 #include "types.hpp"
 
-#if defined(AIE_HOST_WEIGHT_BLOCKS) && defined(VNPU_BF16_DOTS)
+#if defined(AIE_HOST_WEIGHT_BLOCKS)
 
 namespace aie {
 namespace host {
+
+// f32 of which the upper half is rounded to even; of normal numbers.
+AIE_HOST_INLINE __m512i rounded_to_even(__m512 v) {
+  const __m512i bits = (__m512i)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+}
+// Two vectors of f32 as bf16: the first in the lower half.
+AIE_HOST_INLINE __m512i rounded_to_bf16(__m512 a, __m512 b) {
+#if defined(VNPU_BF16_DOTS)
+  return (__m512i)_mm512_cvtne2ps_pbh(b, a);
+#else
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_even(a), 16))),
+                            _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_even(b), 16)), 1);
+#endif
+}
 
 struct weight_tables {
   static constexpr unsigned columns = 256, rows = 32, lanes_of_row = 64, groups = 8;
   static constexpr unsigned minima_at = 512, codes_at = 1024, plane_bytes = 2048, lines = 80;
 
+#if defined(VNPU_BF16_DOTS)
   // x for the columns of a block: pairs of columns that are 64 apart, the earlier one in the upper halves.
   struct Pairs {
     alignas(64) std::uint32_t all[2][2][2][16];  // pair, half of 64 columns, lower or upper fours of eight columns
@@ -38,7 +55,7 @@ struct weight_tables {
 
   static void multiply(bool begins, const std::uint8_t* block, const Pairs& x, float* sums) {
     Numbers numbers;
-    numbers.fill(block);
+    numbers.fill(block, 0, groups);
     for (unsigned plane = 0; plane < 2; ++plane) {
       alignas(64) std::uint16_t codes[groups][4][32];
       for (unsigned group = 0; group < groups; ++group) {
@@ -66,14 +83,31 @@ struct weight_tables {
     _mm_storeu_ps(four, _mm_add_ps(add_halves(0), add_halves(16)));
     return (four[0] + four[2]) + (four[1] + four[3]);
   }
+#endif
+
+  // The weights of a group of columns, row by row, of which each begins `apart` elements after the one before it.
+  static void unpack(const std::uint8_t* block, unsigned group, std::int64_t apart, bfloat16* to) {
+    Numbers numbers;
+    numbers.fill(block, group, 1);
+    for (unsigned plane = 0; plane < 2; ++plane) {
+      alignas(64) std::uint16_t codes[4][32];
+      by_fours(block + codes_at + plane * plane_bytes + group * 256, codes);
+      for (unsigned four = 0; four < 4; ++four) {
+        const Weights weights(codes[four], numbers, group, plane * 16 + 4 * four);
+        each_of_four([&](auto r) AIE_HOST_LAMBDA { _mm512_storeu_si512(to + r * apart, weights.of[r]); });
+        to += 4 * apart;
+      }
+    }
+  }
 
  private:
   // Scales and minima in f32, one by one.
   struct Numbers {
     float scales[groups][rows], minima[groups][rows];
 
-    AIE_HOST_INLINE void fill(const std::uint8_t* block) {
-      for (unsigned i = 0; i < groups * rows; i += 16) {
+    // Those of `count` groups from `first` on.
+    AIE_HOST_INLINE void fill(const std::uint8_t* block, unsigned first, unsigned count) {
+      for (unsigned i = first * rows; i < (first + count) * rows; i += 16) {
         _mm512_storeu_ps(scales[0] + i, wide(block + 2 * i));
         _mm512_storeu_ps(minima[0] + i, wide(block + minima_at + 2 * i));
       }
@@ -88,7 +122,7 @@ struct weight_tables {
       const auto of = [&](unsigned row) AIE_HOST_LAMBDA {
         return _mm512_fmadd_ps(codes, _mm512_set1_ps(scales[group][row]), _mm512_set1_ps(minima[group][row]));
       };
-      return (__m512i)_mm512_cvtne2ps_pbh(of(other), of(one));
+      return rounded_to_bf16(of(one), of(other));
     }
   };
 
@@ -131,6 +165,7 @@ struct weight_tables {
     }
   };
 
+#if defined(VNPU_BF16_DOTS)
   static void multiply_four(bool begins, const std::uint16_t (&codes)[groups][4][32], unsigned four, const Numbers& numbers,
                             unsigned row, const Pairs& x, float* sums, const char* ahead) {
     for (unsigned half = 0; half < 2; ++half) {
@@ -161,6 +196,7 @@ struct weight_tables {
       });
     }
   }
+#endif
 };
 
 }  // namespace host

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "vnpu/aie/fiber.h"
+#include "vnpu/aie/silicon.h"
 #include "vnpu/aie/tables.h"
 #include "vnpu/aie/watch.h"
 
@@ -14,28 +15,6 @@ class Array;
 class Host;
 class Source;
 class Sink;
-
-// What silicon holds, in words. Measured on NPU2 by mlir-aie: hw_verdicts ovr_5 and ovr_6 (a channel that has ended its chain
-// takes 5 words more), deadlock_model_head_of_line (one that waits for the lock of its next descriptor takes 8), and the read-
-// ahead of a shim (DeadlockModelPlan).
-struct Capacity {
-  static constexpr i64 kEnded = 5, kLoaded = 8, kShimReadAhead = 1580;
-  static constexpr int kQueue = 4;     // tasks that wait in a channel's queue
-  static constexpr int kCascade = 4;   // steps of 512 bits between two cores; not measured
-  static constexpr int kMostLock = 63;
-  static constexpr int kPort = 4;      // words in a core's own port of the switch (AM020: the FIFO of a slave port)
-};
-
-// How long things take, in cycles. AM020 has the hops; the others were measured on NPU1 by xdna-emu, whose ratios are
-// taken: what counts here is which of two events comes first.
-struct Cycles {
-  static constexpr i64 kHop = 4;           // through a switch
-  static constexpr i64 kLock = 2;          // to ask for a lock
-  static constexpr i64 kFetch = 16;  // from a lock that a sender waited for to its first word: not measured, but longer
-  // than a word takes to the next switch. Other descriptors are fetched ahead.
-  static constexpr i64 kShimStart = 1330;  // a shim's first word of a task, out of the host's memory
-  static constexpr i64 kHostOp = 3050;  // from one task of the host to the next
-};
 
 template <class T>
 class Queue {
