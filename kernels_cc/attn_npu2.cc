@@ -49,7 +49,7 @@ constexpr float inverse_sqrt(float x) {
 }
 constexpr float log2e = 1.44269504f;
 #ifdef ATTN_SCALE_BITS  // the bits of a float: macros are whole numbers
-constexpr float score_scale = __builtin_bit_cast(float, std::uint32_t(ATTN_SCALE_BITS)) * log2e;
+constexpr float score_scale = __builtin_bit_cast(float, unsigned(ATTN_SCALE_BITS)) * log2e;
 #else
 constexpr float score_scale = inverse_sqrt(float(head_dim)) * log2e;
 #endif

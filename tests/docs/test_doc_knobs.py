@@ -77,7 +77,8 @@ def environment_reads(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_other_variable_is_read() -> None:
-    """Python reads the environment through knobs, and C++ does not read it."""
+    """Python reads the environment through knobs, and C++ does not read it; but for the XRT stand-in, which a
+    host in C++ is compiled with."""
     read = {}
     for room in ROOMS:
         for path in (PROJECT / room).rglob("*.py"):
@@ -89,7 +90,8 @@ def test_no_other_variable_is_read() -> None:
     } == OF_OTHERS
     sources = [path for room in ROOMS for path in cpp_sources(PROJECT / room)]
     assert len(sources) > 20
-    assert not [path for path in sources if "getenv" in path.read_text()]
+    reading = {path.parts[-3] for path in sources if "getenv" in path.read_text()}
+    assert reading == {"xrt_stand_in"}
 
 
 def cpp_sources(folder: Path) -> Iterator[Path]:
