@@ -10,6 +10,7 @@ the bias before its one rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -90,6 +91,12 @@ def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {"out": total.astype(bf16.numpy)}
 
 
+def random_case(rng: np.random.Generator) -> dict[str, Any]:
+    """Up to 64 rows (or a vector) of up to 1024 columns."""
+    case = eltwise_add.random_case(rng)
+    return {name: case[name] for name in ("rows", "cols")}
+
+
 KERNEL = KernelSpec(
     name="bias_add",
     build=build,
@@ -102,5 +109,5 @@ KERNEL = KernelSpec(
         {"rows": 16, "cols": 8192},
     ),
     tolerance=eltwise_add.KERNEL.tolerance,
-    random_case=eltwise_add.random_case,
+    random_case=random_case,
 )

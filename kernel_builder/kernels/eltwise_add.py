@@ -74,8 +74,8 @@ def build(
             k.round_to_even(l1_out)
             for j in k.loop(0, run, LANES):
                 lanes = slice(j, j + LANES)
-                b_lanes = _scaled(k, k.load(l1_b[lanes]), parts)
-                k.store(l1_out[lanes], k.load(l1_a[lanes]) + b_lanes)
+                a_lanes, b_lanes = k.load(l1_a[lanes]), _scaled(k, k.load(l1_b[lanes]), parts)
+                k.store(l1_out[lanes], a_lanes + b_lanes)
             k.dma(out_share[tx, at : at + run], l1_out)
     return k.finish()
 

@@ -84,7 +84,9 @@ def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
     return replace(config, vocab_size=vocab_size, eos_token_ids=end_ids(vocab_size), diffusion=diffusion)
 
 
-GRANITE_2B = Multipliers(embedding=12.0, attention=0.015625, residual=0.22, logits_divisor=8.0)
+GRANITE_2B = Multipliers(
+    embedding=12.0, attention=0.015625, residual=float(np.float32(0.22)), logits_divisor=8.0
+)
 PHI_4_MINI = LongRopeScaling(
     short_factor=(1.0,) * 48,
     long_factor=tuple(float(factor) for factor in np.geomspace(1, 64, 48).round(4)),

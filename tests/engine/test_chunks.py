@@ -171,8 +171,8 @@ def one_too_early(patch: pytest.MonkeyPatch) -> None:
     own = ChunkRegistry.insert
 
     def lay(self: Any, chunk: Any, sequence: Any, first: int, end: int) -> None:
-        shifted = np.roll(self._rope, 1, axis=0) if first else self._rope
-        patch.setattr(self, "_rope", shifted, raising=False)
+        tables = tuple(np.roll(table, 1 if first else 0, axis=0) for table in self._rope.tables)
+        patch.setattr(self, "_rope", replace(self._rope, tables=tables))
         own(self, chunk, sequence, first, end)
         self._rope = ROPE[0]
 

@@ -19,7 +19,7 @@ from aerie.kernel_builder.spec import Array, KernelDifference, KernelModule, Par
 def test_list_names_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     out = capsys.readouterr().out
-    assert "eltwise_add      out = a + b, bf16" in out
+    assert "eltwise_add      out = a + b, or a + b * scale, bf16" in out
     assert "parameters: rows, cols, herd_x" in out
 
 

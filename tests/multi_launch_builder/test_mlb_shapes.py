@@ -26,6 +26,7 @@ from aerie.multi_launch_builder.variants import MASK_WORD
 
 AT_MOST = {
     "head_dim": lambda most: {"head_dim": most},
+    "rotary_dim": lambda most: {"rotary_dim": most},
     "emb_dim": lambda most: {"emb_dim": most},
     "hidden_dim": lambda most: {"hidden_dim": most},
     "n_heads * head_dim": lambda most: {"n_heads": most // 32},

@@ -455,6 +455,7 @@ OF_OTHERS = {
     "ApiError",
     "_InvalidNumberError",
     "_TooManyError",
+    "_DependentError",
     "_UnknownError",
     "RefusedError",
 }
