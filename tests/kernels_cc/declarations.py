@@ -59,7 +59,7 @@ def sources_of_programs() -> set[str]:
 
 
 def defined(text: str) -> dict[str, list[str]]:
-    """The functions that C++ text makes callable (extern "C") on a core, with the types of their parameters."""
+    """The functions that C++ text makes callable (extern "C") on a core, with their parameters' types."""
     text = re.sub(r"//[^\n]*", "", text)
     text = re.sub(r"^#if defined\(AIE_HOST_.*?^#endif", "", text, flags=re.MULTILINE | re.DOTALL)
     _, _, block = text.partition('extern "C" {')
