@@ -492,6 +492,7 @@ def load(
     decode: str = GUIDE,
     seq_len: int | None = None,
     weights: str = "auto",
+    max_model_len: int | None = None,
     fallback: str | None = None,
     context_end: str = STOP,
     devices: int | Sequence[int] = 0,
@@ -510,9 +511,11 @@ def load(
     tokens against m positions, as "8,128x512,2048"; None: a set for the model's size. decode: "guide", GEMVs
     and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in
     place of variants. weights: what they are on the device: "bf16"; "q8" or "q4", where blocks of the files
-    stay blocks, and what they have in 16 or 32 bits is quantised; "auto", which is bf16 for now. fallback:
-    "virtual", where answers go on when the NPU fails. context_end: what happens where a sequence comes to the
-    end of the largest context: "stop", or tokens are dropped by "shift" or "sink" (engine/context_end.py).
+    stay blocks, and what they have in 16 or 32 bits is quantised; "auto", which is bf16 for now.
+    max_model_len: positions of a prompt and its answer together, at most; None: as many as the model has.
+    fallback: "virtual", where answers go on when the NPU fails. context_end: what happens where a sequence
+    comes to the end of the largest context: "stop", or tokens are dropped by "shift" or "sink"
+    (engine/context_end.py).
     devices: on which one programs run, by its index in pyxrt; or several that share the model, as [0, 1],
     with decode="rows". group: this process among several that share it, with one device each
     (`between_processes`). pipeline_parallel_size: 1 alone, as layers are not shared out over devices.
@@ -532,6 +535,7 @@ def load(
             "decode": decode,
             "seq_len": seq_len,
             "weights": weights,
+            "max_model_len": max_model_len,
             "fallback": fallback,
             "context_end": context_end,
             "devices": devices,
@@ -544,12 +548,17 @@ def load(
     check_supported_option("pipeline_parallel_size", pipeline_parallel_size)
     check_decode_path(decode)
     check_kind(weights)
+    if max_model_len is not None and max_model_len < 1:
+        raise UserError(
+            f"max_model_len is {max_model_len}; give 1 or more positions, or None for the model's own"
+        )
     chosen_devices = _indices(devices, group)
     backend_ = replace(select_backend(backend, numerics), device=chosen_devices[0])
     fallback_backend = select_backend(fallback) if fallback and fallback != backend_.name else None
     reporter = CallbackReporter(progress)
     checkpoint = open_checkpoint(find_checkpoint(str(model)), weights)
     checkpoint = with_block_size(checkpoint, block_size, reporter.note)
+    checkpoint = replace(checkpoint, config=checkpoint.config.with_max_positions(max_model_len))
     folder = Path(cache_dir) if cache_dir else folders.programs_folder()
     options = RuntimeOptions(
         seq_len,

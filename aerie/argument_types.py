@@ -72,6 +72,7 @@ LOAD_ARGUMENTS: Final[Mapping[str, ArgumentType]] = {
     "decode": TEXT,
     "seq_len": WHOLE_OR_NONE,
     "weights": TEXT,
+    "max_model_len": WHOLE_OR_NONE,
     "fallback": TEXT_OR_NONE,
     "context_end": TEXT,
     "devices": ArgumentType((Integral, Iterable), "the index of a device, as 0, or of several, as [0, 1]"),

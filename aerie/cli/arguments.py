@@ -95,7 +95,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="aerie", description="Run a Llama on an AMD NPU, or a virtual one.")
     add_commands(
         parser,
-        ("compile", commands.compile_, [add_model, add_runtime, add_weights, _add_draft]),
+        (
+            "compile",
+            commands.compile_,
+            [add_model, add_runtime, add_weights, add_max_model_len, _add_draft],
+        ),
         (
             "run",
             commands.run,
@@ -103,6 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
                 add_model,
                 add_runtime,
                 add_weights,
+                add_max_model_len,
                 _add_generation,
                 add_prompt,
                 _add_sampling,
@@ -113,7 +118,15 @@ def build_parser() -> argparse.ArgumentParser:
         (
             "chat",
             commands.chat,
-            [add_model, add_runtime, add_weights, _add_generation, add_system, _add_sampling],
+            [
+                add_model,
+                add_runtime,
+                add_weights,
+                add_max_model_len,
+                _add_generation,
+                add_system,
+                _add_sampling,
+            ],
         ),
         (
             "profile",
@@ -122,6 +135,7 @@ def build_parser() -> argparse.ArgumentParser:
                 add_model,
                 add_runtime,
                 add_weights,
+                add_max_model_len,
                 _add_generation,
                 add_prompt,
                 _add_sampling,
@@ -215,6 +229,15 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
         help="what weights are on the device, those of a draft model too: bf16; q8 or q4, where blocks of "
         "the files stay blocks, and what they have in 16 or 32 bits is quantised; auto, which is bf16 for "
         "now (default: %(default)s)",
+    )
+
+
+def add_max_model_len(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-model-len",
+        type=int_at_least(1),
+        metavar="POSITIONS",
+        help="of a prompt and its answer together, at most (default: as many as the model has)",
     )
 
 

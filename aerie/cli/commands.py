@@ -58,6 +58,7 @@ def compile_(arguments: argparse.Namespace) -> int:
     """Compile a model's programs, so that a later run finds them ready."""
     options, report = runtime_options(arguments, compile_only=True), Reporter()
     config = load_config_with_kinds(find_checkpoint(arguments.model), arguments.weights)
+    config = config.with_max_positions(arguments.max_model_len)
     if arguments.draft is not None:  # guesses are tried in steps, whatever an answer by itself is decoded in
         compile_programs(config, replace(options, decode=ROWS), report, all_variants=True)
     if arguments.draft is None or options.decode != ROWS:
@@ -199,6 +200,8 @@ def _to_json(session: Session, generation: Request, answer: AnswerPart) -> dict[
 
 def _open_checkpoint(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
     checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
+    limited = checkpoint.config.with_max_positions(arguments.max_model_len)
+    checkpoint = replace(checkpoint, config=limited)
     return with_block_size(checkpoint, arguments.block_size, report.note)
 
 

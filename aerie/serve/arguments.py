@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aerie.cli.arguments import add_template, add_weights, finite_float, int_at_least
+from aerie.cli.arguments import add_max_model_len, add_template, add_weights, finite_float, int_at_least
 from aerie.common.knobs import Knob
 from aerie.serve.model_names import byte_count, seconds
 from aerie.serve.service import ServerLimits
@@ -169,12 +169,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         type=int_at_least(1),
         help="positions in the KV cache (default: as many as a quarter of the memory holds)",
     )
-    parser.add_argument(
-        "--max-model-len",
-        type=int_at_least(1),
-        metavar="POSITIONS",
-        help="of a prompt and its answer together, at most (default: as many as the model has)",
-    )
+    add_max_model_len(parser)
     parser.add_argument(
         "--draft",
         action="append",

@@ -18,6 +18,7 @@ BAD_NUMBERS = [
     (("--n-tokens", ""), "argument --n-tokens: '' is not a whole number of 1 or more"),
     (("--n-tokens", "0"), "argument --n-tokens: '0' is not a whole number of 1 or more"),
     (("--n-tokens", "ten"), "argument --n-tokens: 'ten' is not a whole number of 1 or more"),
+    (("--max-model-len", "0"), "argument --max-model-len: '0' is not a whole number of 1 or more"),
     (("--seq-len", "-1"), "argument --seq-len: '-1' is not a whole number of 1 or more"),
     (("--top-k", ""), "argument --top-k: '' is not a whole number of 0 or more"),
     (("--top-k", "2.5"), "argument --top-k: '2.5' is not a whole number of 0 or more"),

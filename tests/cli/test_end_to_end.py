@@ -183,6 +183,20 @@ def test_strict_memory_gives_the_same(session, command_line):
     assert done.out == "".join(session.text(generation)) + "\n"
 
 
+def test_fewer_positions_than_the_model_has(session, command_line):
+    """The answer ends where they end, and a longer prompt is refused."""
+    prompt = ask(session, QUESTION)
+    words = ["run", "--prompt", QUESTION, "--backend", "virtual", "--max-model-len"]
+    done = command_line("cli", [*words, len(prompt) + 2])
+    assert done.status == 0, done.err
+    answer = "".join(session.text(session.generate(prompt, 3, Sampler())))
+    assert done.out.strip() == answer
+    assert f"context: {len(prompt) + 2} of the model's 512 positions, as many as the flag allows" in done.err
+    refused = command_line("cli", [*words, 8])
+    assert refused.status == 2
+    assert f"the prompt is {len(prompt)} tokens long and the model has 8 positions" in refused.err
+
+
 def test_chat_from_a_pipe(session, command_line):
     """On until the model's 512 positions are used up."""
     typed = f"{QUESTION}\n" * 20 + f"/stats\n/reset\n{QUESTION}\n"

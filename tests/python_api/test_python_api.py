@@ -34,6 +34,14 @@ def model() -> Iterator[Model]:
         yield opened
 
 
+def test_fewer_positions_than_the_model_has(model: Model) -> None:
+    with load("demo", backend="virtual", max_model_len=24) as short:
+        whole, result = model.generate(FRANCE), short.generate(FRANCE)
+    assert result.token_ids == whole.token_ids[: len(result.token_ids)]
+    assert len(result.token_ids) < len(whole.token_ids)
+    assert result.finish_reason.value == "context"
+
+
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
     with load("demo", backend="virtual", progress=lines.append):

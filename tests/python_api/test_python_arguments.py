@@ -68,6 +68,8 @@ def test_wrong_types_of_an_answer(model: Model, name: str, value: Any, wanted: s
         ("weights", "q5", "'q5'; give one of auto, bf16, q8, q4"),
         ("seq_len", "128", "'128', of the type str; give a whole number, or None"),
         ("devices", None, "None, of the type NoneType; give the index of a device"),
+        ("max_model_len", "128", "'128', of the type str; give a whole number, or None"),
+        ("max_model_len", 0, "0; give 1 or more positions, or None for the model's own"),
         ("kv_pool", 1.5, "1.5, of the type float; give a whole number, or None"),
         ("cache_dir", 5, "5, of the type int; give a text or a path, or None"),
         ("progress", "print", "'print', of the type str; give a function, or None"),
