@@ -342,8 +342,10 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     found = recorded["sets"]["native"]
     assert recorded["machine"] == json.loads(json.dumps(machine.describe_machine()))
     assert set(found["programs"]) >= {"o_ffn_ar128", "cached_attn_ar128_cl512", "flash_attn", "lm_head_gemv"}
+    # What HTTP costs is a difference of two times, which other work on the machine may turn around.
+    differences = {name: found["ours"].pop(name) for name in ("http_first_token_ms", "http_token_ms")}
     figures = [*found["ours"].values(), *found["theirs"].values(), *map(min, found["peaks"].values())]
-    assert np.isfinite(figures).all()
+    assert np.isfinite([*figures, *differences.values()]).all()
     assert min(*figures, *(value for name, value in found.items() if "_ratio" in name)) > 0
     assert found["ours"]["python_ms"] < found["ours"]["decode_128_ms"]
     assert found["ours"]["first_token_shared_s"] < found["ours"]["first_token_512_s"]
