@@ -145,14 +145,14 @@ def test_what_gave_way_after_tokens_were_dropped_goes_on_with_the_same_bits() ->
 
 def test_a_batch_is_in_rows_whatever_an_answer_by_itself_is_decoded_in() -> None:
     """To the bit, and no hit crosses: what a model of the family guide decoded is not found."""
-    asked, notes = "What is the capital of Egypt?", list[str]()
+    asked = "What is the capital of Egypt?"
     with load("demo", decode="rows") as model:
         alone = model.generate(asked, temperature=1.5, seed=2)
-    with load("demo", progress=notes.append) as model:
+    with load("demo") as model:
         first = model.generate(asked, temperature=1.5, seed=2)
         batch = model.generate_batch([asked, "Hello"], temperature=1.5, seed=2)
         assert batch[0].token_ids == alone.token_ids
-        assert (batch[0].usage.cached_tokens, len(notes)) == (0, len(notes))
+        assert batch[0].usage.cached_tokens == 0
         assert model.generate(asked, temperature=1.5, seed=2).token_ids == first.token_ids
 
 

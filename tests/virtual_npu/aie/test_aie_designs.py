@@ -12,8 +12,9 @@ from aerie import air_dialect, virtual_npu
 from aerie.virtual_npu import pyxrt
 from aerie.virtual_npu.errors import OptionError, VirtualNpuDeadlock, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import BuildOptions
-from aerie.virtual_npu.program import Program, Result
+from aerie.virtual_npu.program import Program
 from tests.virtual_npu.aie.designs import MODULE
+from tests.virtual_npu.aie.entries import run_entry
 
 
 @pytest.fixture(scope="module")
@@ -21,32 +22,25 @@ def program() -> Program:
     return Program.from_text(MODULE, "designs.mlir", options=BuildOptions(checks=True))
 
 
-def _run(program: Program, entry: str, *sizes: int) -> Result:
-    """Run an entry; its first argument counts from 1, the others are zero."""
-    first, *others = sizes
-    arrays = [np.arange(1, first + 1, dtype=np.int32), *(np.zeros(size, np.int32) for size in others)]
-    return program.run(*arrays, entry=entry)
-
-
 def test_dimensions_and_padding(program: Program) -> None:
-    got = _run(program, "turn", 32, 45).outputs[1].reshape(9, 5)
+    got = run_entry(program, "turn", 32, 45).outputs[1].reshape(9, 5)
     want = np.zeros((9, 5), np.int32)
     want[1:, :4] = np.arange(1, 33).reshape(4, 8).T
     assert np.array_equal(got, want)
 
 
 def test_object_fifos(program: Program) -> None:
-    assert np.array_equal(_run(program, "fifos", 32, 32).outputs[1], np.arange(1, 33) + 110)
+    assert np.array_equal(run_entry(program, "fifos", 32, 32).outputs[1], np.arange(1, 33) + 110)
 
 
 def test_distribute_and_join(program: Program) -> None:
-    got = _run(program, "parts", 64, 64).outputs[1].reshape(4, 2, 8)
+    got = run_entry(program, "parts", 64, 64).outputs[1].reshape(4, 2, 8)
     want = np.arange(1, 65).reshape(4, 2, 8) + np.array([1, 2]).reshape(1, 2, 1)
     assert np.array_equal(got, want)
 
 
 def test_repeats(program: Program) -> None:
-    got = _run(program, "repeats", 16, 48).outputs[1].reshape(2, 3, 8)
+    got = run_entry(program, "repeats", 16, 48).outputs[1].reshape(2, 3, 8)
     assert np.array_equal(got, np.repeat(np.arange(1, 17).reshape(2, 1, 8), 3, axis=1))
 
 
@@ -58,7 +52,7 @@ def test_cascade_parameter_and_lock(program: Program) -> None:
 
 
 def test_registers(program: Program) -> None:
-    got = _run(program, "registers", 32, 8).outputs[1]
+    got = run_entry(program, "registers", 32, 8).outputs[1]
     want = np.arange(2, 18, 2)
     want[0] += 1000
     assert np.array_equal(got, want)
@@ -89,14 +83,14 @@ def test_a_sixth_word_holds_the_arbiter(program: Program) -> None:
 
 
 def test_eight_words_fit_at_the_head_of_a_line(program: Program) -> None:
-    _run(program, "line_9", 9, 4, 4)
+    run_entry(program, "line_9", 9, 4, 4)
     with pytest.raises(VirtualNpuDeadlock, match=r"of that 5 words wait for room at S2MM 0 of core tile"):
-        _run(program, "line_10", 10, 4, 4)
+        run_entry(program, "line_10", 10, 4, 4)
 
 
 def test_wrong_lock_count(program: Program) -> None:
     with pytest.raises(VirtualNpuDeadlock) as error:
-        _run(program, "lock_count", 4096)
+        run_entry(program, "lock_count", 4096)
     text = str(error.value)
     assert "core (0, 2) at line" in text
     assert "waits for lock full of tile (0, 2) to be at least 2; it is 1" in text
@@ -106,28 +100,28 @@ def test_wrong_lock_count(program: Program) -> None:
 
 def test_full_queue(program: Program) -> None:
     with pytest.raises(VirtualNpuDeadlock, match=r"room in the queue of MM2S 0 of shim.*which has 4 tasks"):
-        _run(program, "queue", 4096)
+        run_entry(program, "queue", 4096)
 
 
 def test_token_before_the_data(program: Program) -> None:
-    _run(program, "early_token", 1024)
+    run_entry(program, "early_token", 1024)
 
 
 def test_lock_has_six_bits(program: Program) -> None:
     with pytest.raises(VirtualNpuRuntimeError, match=r"lock 1 \(many\) of tile \(1, 2\) is 63 and would"):
-        _run(program, "lock_value", 8)
+        run_entry(program, "lock_value", 8)
 
 
 def test_channel_without_flow(program: Program) -> None:
     with pytest.raises(VirtualNpuRuntimeError, match=r"MM2S 1 of shim \(0, 0\) has no flow: add aie.flow"):
-        _run(program, "no_flow", 8)
+        run_entry(program, "no_flow", 8)
 
 
 def test_descriptor_outside(program: Program) -> None:
     with pytest.raises(
         VirtualNpuRuntimeError, match="reaches bytes 4 to 35 of a buffer that has bytes 0 to 31"
     ):
-        _run(program, "outside", 8)
+        run_entry(program, "outside", 8)
 
 
 def test_no_stats_at_this_level(program: Program) -> None:

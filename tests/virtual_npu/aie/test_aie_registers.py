@@ -9,7 +9,8 @@ import pytest
 
 from aerie.virtual_npu.errors import VirtualNpuDeadlock, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import BuildOptions
-from aerie.virtual_npu.program import Program, Result
+from aerie.virtual_npu.program import Program
+from tests.virtual_npu.aie.entries import run_entry
 from tests.virtual_npu.aie.register_designs import MODULE
 
 
@@ -18,16 +19,9 @@ def program() -> Program:
     return Program.from_text(MODULE, "registers.mlir", options=BuildOptions(checks=False))
 
 
-def _run(program: Program, entry: str, *sizes: int) -> Result:
-    """Run an entry; its first argument counts from 1, the others are zero."""
-    first, *others = sizes
-    arrays = [np.arange(1, first + 1, dtype=np.int32), *(np.zeros(size, np.int32) for size in others)]
-    return program.run(*arrays, entry=entry)
-
-
 def test_two_packets_hold_what_the_other_one_needs(program: Program) -> None:
     with pytest.raises(VirtualNpuDeadlock) as error:
-        _run(program, "crossing", 32)
+        run_entry(program, "crossing", 32)
     text = str(error.value)
     for sender, switch, other in ((1, 3, 4), (4, 2, 1)):
         assert re.search(
@@ -39,12 +33,12 @@ def test_two_packets_hold_what_the_other_one_needs(program: Program) -> None:
 
 
 def test_with_an_arbiter_each_they_pass(program: Program) -> None:
-    assert (_run(program, "apart", 32).outputs[0] == 1).all()
+    assert (run_entry(program, "apart", 32).outputs[0] == 1).all()
 
 
 def test_a_token_waits_behind_a_packet(program: Program) -> None:
     with pytest.raises(VirtualNpuDeadlock) as error:
-        _run(program, "token_behind", 64, 64)
+        run_entry(program, "token_behind", 64, 64)
     text = str(error.value)
     assert (
         "the port for tokens of shim (0, 0) has 1 words to send and waits for arbiter 5 of the switch of"
@@ -54,32 +48,32 @@ def test_a_token_waits_behind_a_packet(program: Program) -> None:
 
 
 def test_a_token_with_an_arbiter_of_its_own(program: Program) -> None:
-    assert np.array_equal(_run(program, "token_beside", 64, 64).outputs[1], np.arange(1, 65))
+    assert np.array_equal(run_entry(program, "token_beside", 64, 64).outputs[1], np.arange(1, 65))
 
 
 def test_resets_of_a_channel_and_of_a_core(program: Program) -> None:
-    assert _run(program, "resets", 8).outputs[0].tolist() == [0] * 4 + [1] * 4
+    assert run_entry(program, "resets", 8).outputs[0].tolist() == [0] * 4 + [1] * 4
 
 
 def test_words_from_core_to_core(program: Program) -> None:
-    assert np.array_equal(_run(program, "streams", 32).outputs[0], np.arange(1, 33))
+    assert np.array_equal(run_entry(program, "streams", 32).outputs[0], np.arange(1, 33))
 
 
 def test_a_core_that_waits_for_one_word_more(program: Program) -> None:
     with pytest.raises(VirtualNpuDeadlock) as error:
-        _run(program, "starved", 32)
+        run_entry(program, "starved", 32)
     text = str(error.value)
     assert re.search(r"core \(0, 4\) at line \d+ waits for a word at its port Core : 0, which has none", text)
     assert "core (0, 4) Core_Status 0x32004 = 0x000401" in text
 
 
 def test_descriptors_of_tiles_by_their_registers(program: Program) -> None:
-    got = _run(program, "tile_registers", 32, 32).outputs[1]
+    got = run_entry(program, "tile_registers", 32, 32).outputs[1]
     assert got[:16].tolist() == [*range(1, 17, 2), *range(2, 18, 2)]
 
 
 def test_logical_tiles_padding_and_tasks_that_loops_carry(program: Program) -> None:
-    got = _run(program, "logical", 20, 32).outputs[1].reshape(4, 8)
+    got = run_entry(program, "logical", 20, 32).outputs[1].reshape(4, 8)
     want = np.full((4, 8), 42)
     want[:, 2:7] = np.arange(1, 21).reshape(4, 5)
     assert np.array_equal(got, want)
@@ -95,6 +89,6 @@ def test_logical_tiles_padding_and_tasks_that_loops_carry(program: Program) -> N
         ("no_task", "there is no task 7: 0 were configured"),
     ],
 )
-def test_what_is_refused_in_a_run(program: Program, entry: str, message: str) -> None:
+def test_what_is_refused_in_arun_entry(program: Program, entry: str, message: str) -> None:
     with pytest.raises(VirtualNpuRuntimeError, match=re.escape(message)):
-        _run(program, entry, 8)
+        run_entry(program, entry, 8)
