@@ -274,27 +274,17 @@ def test_a_table_on_a_terminal(monkeypatch):
     ],
 )
 def test_what_is_not_needed_is_not_loaded(words, unwanted):
-    """Without compiling, a CPU second is the limit; a bare interpreter tells how slow the machine is."""
     script = (
         "import sys; from aerie.virtual_npu.__main__ import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
         "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
     )
-    project = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": project}
-
-    def run(*command: str) -> tuple[float, str]:
-        begun = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, env=environment, check=False
-        )
-        return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - begun, done.stderr
-
-    bare, _ = run("-c", "pass")
-    seconds, loaded = run("-c", script, *words)
-    assert not unwanted & set(loaded.split())
-    assert seconds < max(1, 40 * bare)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words], capture_output=True, text=True, env=environment, check=False
+    )
+    assert not unwanted & set(done.stderr.split())
 
 
 def test_a_program_that_does_not_fit_the_device_gets_one_line(folder, capsys):
