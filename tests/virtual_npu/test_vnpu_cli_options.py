@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path

@@ -105,7 +105,7 @@ def test_waiting_threads_sleep(library, monkeypatch):
     count(library)
     began = time.process_time()
     time.sleep(0.3)
-    assert time.process_time() - began < 0.2  # one that polls takes 0.3, three take as much as there are cores
+    assert time.process_time() - began < 0.2  # one that polls takes 0.3, three more
 
 
 IN_A_PROCESS = """
