@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import ray
 from ray import serve
@@ -64,6 +67,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def initialize_state(self, **_: Any) -> None:
         self._affinity = PrefixAffinity()
+        # Ray's queue lengths count a request only once it was sent: requests of one moment would all see the
+        # same idle replica. An entry goes when Ray drops the request, answered or not.
+        self._being_routed: WeakValueDictionary[str, _Choice] = WeakValueDictionary()
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: Any = None
@@ -73,14 +79,28 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if not candidate_replicas:
             return []
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        loads = {name: self.replica_queue_len_cache.get(by_name[name].replica_id) or 0 for name in by_name}
+        request_id = pending_request.metadata.internal_request_id if pending_request is not None else ""
+        chosen = Counter(one.replica for key, one in self._being_routed.items() if key != request_id)
+        loads = {
+            name: (self.replica_queue_len_cache.get(replica.replica_id) or 0) + chosen[name]
+            for name, replica in by_name.items()
+        }
         first = self._affinity.choose(_keys(pending_request), loads)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
+            pending_request.routing_context.choice = self._being_routed[request_id] = _Choice(first)
         return [[by_name[first]], [replica for name, replica in by_name.items() if name != first]]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:  # noqa: ARG002
+        self._being_routed.pop(pending_request.metadata.internal_request_id, None)
         self._affinity.record(_keys(pending_request), replica_id.unique_id)
+
+
+@dataclass(eq=False)
+class _Choice:
+    """The replica chosen for a request that is not sent yet. The request's routing_context keeps it alive."""
+
+    replica: str
 
 
 def _keys(pending_request: Any) -> Sequence[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,13 +133,42 @@ def test_the_router_ranks_by_affinity_and_then_all_others() -> None:
     router._replica_queue_len_cache = SimpleNamespace(get={"b": 3, "c": None}.get)
     several = [SimpleNamespace(replica_id=_Name(each)) for each in "abc"]
     keys = prefix_keys(range(128))
-    pending = SimpleNamespace(args=({}, b"", keys), routing_context=SimpleNamespace(should_backoff=False))
+    pending = _pending("1", keys)
     router.on_request_routed(pending, _Name("b"), None)
     first, others = asyncio.run(router.choose_replicas(several, pending))
     assert [each.replica_id.unique_id for each in (*first, *others)] == ["b", "a", "c"]
     assert pending.routing_context.should_backoff
     assert asyncio.run(router.choose_replicas([], pending)) == []
     assert len(asyncio.run(router.choose_replicas(several))[0]) == 1
+
+
+def test_requests_of_one_moment_go_to_different_replicas() -> None:
+    """Before Ray knows of any of them. One that is given up counts no longer."""
+    router = object.__new__(PrefixRouter)
+    router.initialize_state()
+    router._replica_queue_len_cache = SimpleNamespace(get=lambda _: None)
+    several = [SimpleNamespace(replica_id=_Name(each)) for each in "ab"]
+
+    def choose(pending: Any) -> str:
+        return str(asyncio.run(router.choose_replicas(several, pending))[0][0].replica_id)
+
+    waiting = [_pending(str(number), ()) for number in range(4)]
+    chosen = [choose(each) for each in waiting]
+    first, second, *rest = chosen
+    assert first != second
+    assert rest == [first, second]
+    assert [choose(each) for each in waiting] == chosen  # Ray asks again where a replica is full
+    del waiting[0]
+    assert choose(_pending("5", ())) == first
+
+
+def _pending(request_id: str, keys: Sequence[bytes]) -> Any:
+    """A request, as Ray has it before it is sent."""
+    return SimpleNamespace(
+        args=({}, b"", keys),
+        metadata=SimpleNamespace(internal_request_id=request_id),
+        routing_context=SimpleNamespace(should_backoff=False),
+    )
 
 
 class _Name(str):
