@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,11 @@ def _is_march(text: str) -> bool:
 
 
 def _may_be_folder(text: str) -> bool:
-    path = os.path.expanduser(text)
-    return os.path.isdir(path) or not os.path.exists(path)
+    try:
+        mode = os.stat(os.path.expanduser(text)).st_mode
+    except OSError:
+        return True
+    return stat.S_ISDIR(mode)  # of one look: another process may make the folder meanwhile
 
 
 THREADS = Knob(
