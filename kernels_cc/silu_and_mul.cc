@@ -1,4 +1,5 @@
-// SwiGLU's activation: out = silu(gate) * up, silu(g) = g / (1 + exp(-g)).
+// SwiGLU's activation: out = silu(gate) * up, silu(g) = g / (1 + exp(-g)). With the macro GELU that of GeGLU: the tanh form
+// of GELU, 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g + 0.044715 g^3).
 //
 // The core's tanh gives bf16, and 1 + tanh(g / 2) cancels for negative gates. So the sigmoid is computed from e = exp(-|g|),
 // which never exceeds 1: 1 / (1 + e) for g >= 0 and e / (1 + e) for g < 0. The only large error is the rounding of e to bf16,
@@ -28,12 +29,26 @@ inline F32 inverse(const F32& d) {
 // The sign bit cleared, as integers: every compiler for the core supports that.
 inline Bf16 magnitude_of(const Bf16& v) { return aie::bit_and(int16(0x7fff), v.cast_to<int16>()).cast_to<bfloat16>(); }
 
-inline F32 sigmoid(const Bf16& gate) {
-  // log2(e) as the sum of two bf16, so that its product with a bf16 gate is accurate to 2^-17.
+#ifdef GELU
+// |2 u| log2(e) of u = sqrt(2 / pi) (g + 0.044715 g^3), negated. Beyond |g| = 16 the sigmoid is 0 or 1 anyway.
+inline Acc exponent(const Bf16& gate) {
+  constexpr float scale = 2.3022082f, cubic = 0.10294324f;  // 2 sqrt(2 / pi) log2(e), and 0.044715 of it
+  const Bf16 magnitude = aie::min(magnitude_of(gate), aie::broadcast<bfloat16, lanes>(16.0f));
+  const F32 square = aie::mul(magnitude, magnitude).to_vector<float>();
+  const Acc factor = aie::add(aie::mul(square, cubic), scale);
+  return aie::negmul(as_f32(magnitude), factor.to_vector<float>());
+}
+#else
+// |g| log2(e), negated; log2(e) is the sum of two bf16, so its product with a bf16 gate is accurate to 2^-17.
+inline Acc exponent(const Bf16& gate) {
   const bfloat16 log2e_high = 1.4453125f, log2e_low = -0.00262451171875f;
   const Bf16 magnitude = magnitude_of(gate);
-  const Acc exponent = aie::msc(aie::negmul(magnitude, log2e_high), magnitude, log2e_low);
-  const F32 e = as_f32(aie::exp2<bfloat16>(exponent.to_vector<float>()));
+  return aie::msc(aie::negmul(magnitude, log2e_high), magnitude, log2e_low);
+}
+#endif
+
+inline F32 sigmoid(const Bf16& gate) {
+  const F32 e = as_f32(aie::exp2<bfloat16>(exponent(gate).to_vector<float>()));
   const F32 one = aie::broadcast<float, lanes>(1.0f);
   const F32 numerator = aie::select(one, e, aie::lt(gate, aie::zeros<bfloat16, lanes>()));
   return aie::mul(numerator, inverse(aie::add(one, e))).to_vector<float>();
@@ -49,8 +64,8 @@ void silu_and_mul_bf16(const bfloat16* __restrict gate, const bfloat16* __restri
   aie::set_rounding(aie::rounding_mode::conv_even);
   for (int32_t i = 0; i < n; i += lanes) {
     const Bf16 g = aie::load_v<lanes>(gate + i);
-    const Bf16 silu = aie::mul(as_f32(g), sigmoid(g)).to_vector<bfloat16>();
-    aie::store_v(out + i, aie::mul(silu, aie::load_v<lanes>(up + i)).to_vector<bfloat16>());
+    const Bf16 activated = aie::mul(as_f32(g), sigmoid(g)).to_vector<bfloat16>();
+    aie::store_v(out + i, aie::mul(activated, aie::load_v<lanes>(up + i)).to_vector<bfloat16>());
   }
 }
 }

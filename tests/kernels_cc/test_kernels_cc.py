@@ -108,12 +108,17 @@ def test_rope_turns_halves_of_a_head(build_cc: Any, kernels_folder: Path, head_d
 
 
 @pytest.fixture(scope="module")
-def silu_of_all_bf16(build_cc: Any, kernels_folder: Path) -> tuple[Array, Array]:
-    """Every finite bf16 gate of magnitude up to 80, and the kernel's silu of it (up = 1)."""
+def bf16_gates() -> Array:
+    """Every finite bf16 of magnitude up to 80, and a few less: whole vectors."""
     bits = np.arange(65536, dtype=np.uint16).view(BF16)
     gate = bits[np.abs(np.nan_to_num(f32(bits), nan=1e9)) <= 80][: 33000 // 16 * 16]
-    gate = np.sort(f32(gate)).astype(BF16)[: gate.size // 16 * 16]
-    out = np.zeros(gate.size, BF16)
+    return np.sort(f32(gate)).astype(BF16)[: gate.size // 16 * 16]
+
+
+@pytest.fixture(scope="module")
+def silu_of_all_bf16(build_cc: Any, kernels_folder: Path, bf16_gates: Array) -> tuple[Array, Array]:
+    """Gates, and the kernel's silu of them (up = 1)."""
+    gate, out = bf16_gates, np.zeros(bf16_gates.size, BF16)
     build_cc(kernels_folder / "silu_and_mul.cc").silu_and_mul_bf16(gate, np.ones_like(gate), out, gate.size)
     return gate, out
 
@@ -142,6 +147,19 @@ def test_silu_rounds_before_it_multiplies(build_cc: Any, kernels_folder: Path) -
     expected = (f32(silu) * f32(up)).astype(BF16)
     assert np.mean(out != expected) < 0.15
     np.testing.assert_allclose(f32(out), f32(expected), rtol=2**-6)
+
+
+def test_gelu_is_accurate_for_every_gate(build_cc: Any, kernels_folder: Path, bf16_gates: Array) -> None:
+    gate, out = bf16_gates, np.zeros(bf16_gates.size, BF16)
+    source = build_cc(kernels_folder / "silu_and_mul.cc", {"GELU": 1})
+    source.silu_and_mul_bf16(gate, np.ones_like(gate), out, gate.size)
+    g = gate.astype(np.float64)
+    exact = g / (1 + np.exp(-np.sqrt(8 / np.pi) * (g + 0.044715 * g**3)))
+    seen = np.abs(exact) > 1e-35
+    error = np.abs(out.astype(np.float64) - exact)[seen] / np.abs(exact[seen])
+    assert error.max() < 2.0**-7
+    assert np.mean(out[seen] != exact[seen].astype(BF16)) < 0.02
+    assert np.abs(f32(out)[~seen]).max() < 2e-35
 
 
 def panels(tile: Array) -> Array:
