@@ -32,6 +32,7 @@ SHAPE_HELP = {
     "attention_scale": "what scores are multiplied with, as in Granite; None: 1 / sqrt(head_dim)",
     "residual_scale": "what is multiplied with it before it is added to the residual, as in Granite",
     "rotary_dim": "elements of a head that RoPE turns, as in Phi-4; None: all",
+    "activation": "of the FFN's gate: silu, or gelu_pytorch_tanh as in Gemma",
 }
 """What each field of a ModelShape is, for the help."""
 

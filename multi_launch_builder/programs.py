@@ -275,7 +275,7 @@ def _ffn_steps(shape: ModelShape, rows: int | None) -> tuple[LaunchPlan, ...]:
         _norm("ffn_norm", rows, shape, "res1", "ffn_norm"),
         _projection("gate", rows, emb, hidden, "normed", "w_gate", "gate"),
         _projection("up", rows, emb, hidden, "normed", "w_up", "up"),
-        LaunchPlan("swiglu", "swiglu", {"rows": rows, "cols": hidden}, gated),
+        LaunchPlan("swiglu", "swiglu", {"rows": rows, "cols": hidden} | shape.activation_parameters, gated),
         _projection("down", rows, hidden, emb, "swiglu", "w_down", "down"),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aerie.common.errors import AerieError
+from aerie.kernel_builder.activations import SILU
 
 
 class UnsupportedShapeError(AerieError, ValueError):
@@ -43,7 +44,7 @@ class ModelShape:
     through an RMSNorm with weights of its own (D), before RoPE (Qwen3). attention_scale: what scores are
     multiplied with; None means 1 / sqrt(D). rotary_dim: the first elements of a head, which RoPE turns; None
     means D. residual_scale: what is multiplied with it before it is added to
-    the residual (Granite).
+    the residual (Granite). activation: of the FFN's gate, SILU or GELU.
     """
 
     emb_dim: int
@@ -58,6 +59,12 @@ class ModelShape:
     attention_scale: float | None = None
     residual_scale: float = 1.0
     rotary_dim: int | None = None
+    activation: str = SILU
+
+    @property
+    def activation_parameters(self) -> dict[str, str]:
+        """What the kernel of the activation is given besides sizes."""
+        return {} if self.activation == SILU else {"activation": self.activation}
 
     @property
     def rope_width(self) -> int:

@@ -15,7 +15,8 @@ from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.rope import LongRopeScaling, RopeScaling, read_rule
-from aerie.engine.unsupported_models import check_sizes, check_supported
+from aerie.engine.unsupported_models import ACTIVATION_ENTRIES, check_sizes, check_supported
+from aerie.kernel_builder.activations import GELU, SILU
 from aerie.multi_launch_builder import ModelShape
 from aerie.multi_launch_builder.weight_kinds import WeightKinds
 
@@ -47,9 +48,10 @@ class ModelConfig:
     """Hyperparameters under their Hugging Face names.
 
     eos_token_ids: all ids that end an answer, in the checkpoint's order; may be empty. rope_scaling: None for
-    plain RoPE. layers_without_rope: by number, from 0 on. multipliers: `attention` is None where it is
-    1 / sqrt(head_dim) anyway. sliding_window: number of positions that a
-    token attends to in some layer, its own included; None means all. diffusion: None for an
+    plain RoPE. layers_without_rope: by number, from 0 on. local_layers: those of sliding attention, where
+    they have another base of RoPE, local_rope_theta, by plain RoPE. activation: of the FFN's gate.
+    multipliers: `attention` is None where it is 1 / sqrt(head_dim) anyway. sliding_window: number of
+    positions that a token attends to in some layer, its own included; None means all. diffusion: None for an
     autoregressive model. draft_mask_id: the token in place of each further draft, of a model that drafts
     several in one pass. weight_kinds: of its matrices on the device.
     """
@@ -69,6 +71,9 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     partial_rotary_factor: float = 1.0
     layers_without_rope: frozenset[int] = frozenset()
+    local_layers: frozenset[int] = frozenset()
+    local_rope_theta: float | None = None
+    activation: str = SILU
     multipliers: Multipliers = field(default_factory=Multipliers)
     sliding_window: int | None = None
     family: ModelFamily = FAMILIES["llama"]
@@ -120,8 +125,10 @@ class ModelConfig:
 
     @property
     def rope_of_layer(self) -> tuple[int, ...]:
-        """Of each layer the number of its RoPE table: 0 with RoPE, 1 without."""
-        return tuple(int(layer in self.layers_without_rope) for layer in range(self.num_hidden_layers))
+        """Of each layer the number of its RoPE table: 1 without RoPE or with the base of local layers, 0 for
+        all others."""
+        other = self.layers_without_rope | self.local_layers
+        return tuple(int(layer in other) for layer in range(self.num_hidden_layers))
 
     @property
     def shape(self) -> ModelShape:
@@ -139,18 +146,25 @@ class ModelConfig:
             attention_scale=self.multipliers.attention,
             residual_scale=self.multipliers.residual,
             rotary_dim=None if self.partial_rotary_factor == 1 else self.rotary_dim,
+            activation=self.activation,
         )
 
     def with_layers(self, layers: int) -> ModelConfig:
-        """The config of the first layers, or of more. Where none of the first is without RoPE though others
-        are, the last one is, so that a small model has all kinds of layers."""
-        without = frozenset(layer for layer in self.layers_without_rope if layer < layers)
-        if layers > self.num_hidden_layers:
-            more = self.family.default_layers_without_rope(layers)
-            without |= {layer for layer in more if layer >= self.num_hidden_layers}
-        elif self.layers_without_rope and not without:
+        """The config of the first layers, or of more. A small model has all kinds of layers: where all of the
+        first are of one kind, the last one is of another."""
+        more, family = range(self.num_hidden_layers, layers), self.family
+        without, local = (
+            frozenset(layer for layer in some if layer < layers)
+            for some in (self.layers_without_rope, self.local_layers)
+        )
+        if self.layers_without_rope and not without:
             without = frozenset([layers - 1])
-        return replace(self, num_hidden_layers=layers, layers_without_rope=without)
+        if local and len(local) == layers:
+            local -= {layers - 1}
+        without |= family.default_layers_without_rope(layers) & set(more)
+        if self.local_layers:
+            local |= family.default_local_layers(layers) & set(more)
+        return replace(self, num_hidden_layers=layers, layers_without_rope=without, local_layers=local)
 
     @property
     def layer_parameters(self) -> int:
@@ -185,7 +199,7 @@ def load_config(folder: Path) -> ModelConfig:
         "max_position_embeddings", default=family.default_positions, most=MAX_POSITIONS
     )
     check_sizes(config, family, head_dim, positions)
-    rope, part = _rope(config), 1.0
+    (rope, local), part = _ropes(config), 1.0
     if family.has_partial_rotary:
         part = _rotary_part(config, rope, head_dim)
         rope = ConfigReader(rope.path, {k: v for k, v in rope.entries.items() if k != ROTARY_PART})
@@ -205,6 +219,8 @@ def load_config(folder: Path) -> ModelConfig:
         tie_word_embeddings=config.flag("tie_word_embeddings", default=family.tied),
         eos_token_ids=_eos_token_ids(config),
         layers_without_rope=_layers_without_rope(config, family, layers),
+        **_local_rope(config, local, family, layers),
+        activation=_activation(config, family),
         multipliers=_multipliers(config, family, head_dim),
         sliding_window=_window(config, family, layers),
         family=family,
@@ -312,7 +328,26 @@ def _multipliers(config: ConfigReader, family: ModelFamily, head_dim: int) -> Mu
     )
 
 
-def _rope(config: ConfigReader) -> ConfigReader:
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers in `layer_types`, and in `rope_parameters` where it has RoPE by kind of layer."""
+
+
+def _ropes(config: ConfigReader) -> tuple[ConfigReader, ConfigReader | None]:
+    """RoPE entries of the layers, and of those with sliding attention where these have their own."""
+    parameters = config.child("rope_parameters")
+    kinds = [kind for kind in (FULL, SLIDING) if isinstance(parameters.get(kind), dict)]
+    if not kinds:
+        return _rope(config, parameters), None
+    if sorted(parameters.entries) != [FULL, SLIDING]:
+        raise ConfigError(
+            f"{config.path}: rope_parameters has {short(sorted(parameters.entries))}; RoPE by kind of layer "
+            f"needs {FULL!r} and {SLIDING!r}, and nothing beside them: fetch it again"
+        )
+    full, sliding = (_rope(config, parameters.child(kind)) for kind in (FULL, SLIDING))
+    return full, sliding
+
+
+def _rope(config: ConfigReader, parameters: ConfigReader) -> ConfigReader:
     """RoPE entries in one object, from either spelling. ConfigError for an entry that is given two values.
 
     transformers 5 writes `rope_parameters` with the base inside; earlier versions write `rope_theta`
@@ -320,7 +355,7 @@ def _rope(config: ConfigReader) -> ConfigReader:
     """
     outside = {name: config.get(name) for name in ("rope_theta", "original_max_position_embeddings")}
     merged: dict[str, Any] = {}
-    for entries in (outside, config.child("rope_scaling").entries, config.child("rope_parameters").entries):
+    for entries in (outside, config.child("rope_scaling").entries, parameters.entries):
         for name, value in entries.items():
             if value is not None and merged.setdefault(name, value) != value:
                 raise ConfigError(
@@ -329,6 +364,43 @@ def _rope(config: ConfigReader) -> ConfigReader:
                 )
     merged.setdefault("rope_type", merged.get("type", "default"))
     return ConfigReader(config.path, merged)
+
+
+def _local_rope(
+    config: ConfigReader, local: ConfigReader | None, family: ModelFamily, layers: int
+) -> dict[str, Any]:
+    """The base of RoPE in layers of sliding attention, and which these are, where they have their own."""
+    if family.local_rope_theta is None:
+        if local is not None or config.get("rope_local_base_freq") is not None:
+            raise ConfigError(
+                f"{config.path}: layers of sliding attention have RoPE of their own, and those of a "
+                f"{family.architecture} have one for all layers; fetch it again"
+            )
+        return {}
+    rope = local or ConfigReader(config.path, {"rope_theta": config.get("rope_local_base_freq")})
+    if rope.get("rope_type") not in (None, "default"):
+        raise ConfigError(
+            f"{config.path}: RoPE of layers of sliding attention has the rule "
+            f"{short(rope.get('rope_type'))}; only plain RoPE is supported there"
+        )
+    kinds = config.items("layer_types")
+    if kinds and len(kinds) < layers:
+        raise ConfigError(
+            f"{config.path}: layer_types has {len(kinds)} entries for {layers} layers: which of them have "
+            "sliding attention is not known; fetch it again"
+        )
+    interval = config.positive_int("sliding_window_pattern", default=family.full_attention_interval)
+    by_kind = frozenset(layer for layer in range(layers) if kinds and kinds[layer] == SLIDING)
+    return {
+        "local_layers": by_kind if kinds else family.default_local_layers(layers, interval),
+        "local_rope_theta": rope.number("rope_theta", default=family.local_rope_theta),
+    }
+
+
+def _activation(config: ConfigReader, family: ModelFamily) -> str:
+    """The kernel's name of the activation; others are refused before."""
+    names = (config.get(name) for name in ACTIVATION_ENTRIES)
+    return GELU if next((name for name in names if name), family.activation) == GELU else SILU
 
 
 def _eos_token_ids(config: ConfigReader) -> tuple[int, ...]:

@@ -94,6 +94,10 @@ class ModelFamily:
     None means hidden_size / num_attention_heads. tied: whether the embeddings are the LM head too.
     rope_theta: RoPE's base. no_rope_interval: every layer whose number, from 1 on, is a multiple of it
     has no RoPE, where `no_rope_layers` does not say which; 0 means that all layers have it.
+    local_rope_theta: RoPE's base in layers of sliding attention; None means that of all layers.
+    full_attention_interval: with that, every layer whose number, from 1 on, is a multiple of it has full
+    attention, where `layer_types` does not say which. activation: of the FFN's gate, "silu" or
+    "gelu_pytorch_tanh".
     window_is_optional: the window applies only if `use_sliding_window` is true, and in the layers that
     `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first
     part of a head, `partial_rotary_factor` of it. is_fused: whether queries, keys and values, and gate
@@ -112,6 +116,9 @@ class ModelFamily:
     tied: bool = False
     rope_theta: float = 10000.0
     no_rope_interval: int = 0
+    local_rope_theta: float | None = None
+    full_attention_interval: int = 0
+    activation: str = "silu"
     sliding_window: int | None = None
     window_is_optional: bool = False
     window_layers: int = 0
@@ -131,6 +138,11 @@ class ModelFamily:
         """The layers without RoPE, from 0 on, by the family's interval or another one."""
         every = interval or self.no_rope_interval
         return frozenset(range(every - 1, layers, every)) if every else frozenset()
+
+    def default_local_layers(self, layers: int, interval: int | None = None) -> frozenset[int]:
+        """The layers of sliding attention, from 0 on, by the family's interval or another one."""
+        every = interval or self.full_attention_interval
+        return frozenset(layer for layer in range(layers) if every and (layer + 1) % every)
 
     @property
     def qkv_bias(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.numerics import BF16Array, F32Array, bf16
-from aerie.engine.rope import inverse_frequencies
+from aerie.engine.rope import RopeScaling, inverse_frequencies
 
 
 def rope_table(config: ModelConfig, positions: int) -> BF16Array:
@@ -21,8 +21,11 @@ def rope_table(config: ModelConfig, positions: int) -> BF16Array:
     Angles are products in float32. This is the half-split convention of Hugging Face: pair i is elements i
     and i + rotary_dim / 2.
     """
-    rule = config.rope_scaling
-    frequencies = inverse_frequencies(config.rotary_dim, config.rope_theta, rule)
+    return _table(config.rotary_dim, config.rope_theta, config.rope_scaling, positions)
+
+
+def _table(rotary_dim: int, theta: float, rule: RopeScaling | None, positions: int) -> BF16Array:
+    frequencies = inverse_frequencies(rotary_dim, theta, rule)
     angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
     table: F32Array = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
     if rule:
@@ -62,8 +65,11 @@ class RopeTables:
 def rope_tables(config: ModelConfig, positions: int) -> RopeTables:
     """The tables of all layers, with rows for so many positions."""
     table = rope_table(config, positions)
-    if not config.layers_without_rope:
+    if not any(config.rope_of_layer):
         return RopeTables((table,), config.rope_of_layer)
+    if config.local_rope_theta is not None:
+        local = _table(config.rotary_dim, config.local_rope_theta, None, positions)
+        return RopeTables((table, local), config.rope_of_layer)
     row = np.zeros(table.shape[1], bf16)
     row[: len(row) // 2] = 1
     without = np.broadcast_to(row, table.shape)

@@ -44,16 +44,20 @@ class RequiredEntry:
     def _expected_text(self, name: str) -> str:
         if not self.values:
             return f"no model with {name} is supported ({MODELS_THAT_RUN})"
-        return f"only {name} {self.values[0]!r} is supported"
+        *others, last = map(repr, self.values)
+        if not others:
+            return f"only {name} {last} is supported"
+        return f"only {name} {', '.join(others)} and {last} are supported"
 
 
+ACTIVATION_ENTRIES = ("hidden_act", "hidden_activation", "activation_function")
 FACTOR = "no launch multiplies by a factor of the model"
 REQUIRED_ENTRIES = (
     RequiredEntry(("mlp_bias", "use_bias", "bias"), (False,), "no launch adds a bias there"),
     RequiredEntry(
-        ("hidden_act", "hidden_activation", "activation_function"),
-        ("silu", "swish"),
-        "the FFN's launch computes SwiGLU",
+        ACTIVATION_ENTRIES,
+        ("silu", "swish", "gelu_pytorch_tanh"),
+        "the FFN's launch computes SwiGLU, or GeGLU by tanh",
     ),
     RequiredEntry(
         ("rope_interleaved", "rope_interleave", "rotary_interleaved"),

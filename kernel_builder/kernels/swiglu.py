@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
+from aerie.kernel_builder.activations import GELU, SILU
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from aerie.kernel_builder.spec import (
@@ -38,8 +39,6 @@ LANES = 16
 """Elements of one vector step of silu_and_mul.cc."""
 RUN_LENGTH = 4096
 """Most elements of one DMA: three double-buffered runs take 48 KiB of L1."""
-SILU, GELU = "silu", "gelu_pytorch_tanh"
-"""Activations, by their names in config.json."""
 
 
 def build(
