@@ -158,7 +158,7 @@ class NumpyRunner:
     def attention_output_and_ffn(
         self, product, *, attn_out, x, wo, w_gate, w_up, w_down, ffn_norm=None, **after
     ):
-        """after: weights of norms of what is added, attn_post_norm and ffn_post_norm, in a model with these."""
+        """after: weights of norms of what is added, attn_post_norm and ffn_post_norm, where it has these."""
         proj = product(wo, attn_out)
         res1 = self.residual(x, self.norm(proj, after["attn_post_norm"]) if after else proj)
         normed = res1 if ffn_norm is None else self.norm(res1, ffn_norm)

@@ -1,7 +1,8 @@
 """OLMo 2: a Llama whose norms stand after attention and the FFN, before the residual is added.
 
 Nothing is normalised before them. Queries and keys go through norms over all heads together. Norms multiply
-with their weight in f32 and round once. Defaults: transformers' configuration_olmo2.py.
+with their weight in f32 and round once. transformers turns with cosines and sines in float32; here they are
+bf16, as for all families. Defaults: transformers' configuration_olmo2.py.
 """
 
 from aerie.engine.model_family import LAYER_TENSORS, POST_NORMS, QK_NORM, ModelFamily
