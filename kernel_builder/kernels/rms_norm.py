@@ -2,6 +2,8 @@
 
 Numerics are those of Hugging Face's LlamaRMSNorm in bf16: squares, sum, mean, rsqrt and x * rsqrt in f32,
 that rounded to bf16, then the product with the weight rounded to bf16 again. Two roundings, on purpose.
+Gemma's and OLMo 2's norms keep f32 up to the product and round once (round_once); Gemma's multiplies with
+1 + weight (weight_offset), which in bf16 would lose most of the weight.
 
 The forms are those that upstream lowers for AIE2P (docs/explanation/lowering.md), which has no product of f32
 vectors. So the scale is split into three bf16 numbers whose sum it is, bit for bit, and x meets each in a
@@ -76,16 +78,25 @@ def build(
     eps: float = 1e-5,
     herd_x: int | None = None,
     heads: int = 1,
+    round_once: bool = False,
+    weight_offset: int = 0,
     *,
     device: DeviceModel = NPU2,
 ) -> KernelModule:
     """x and out are (rows, heads * cols) bf16, or (heads * cols,) where rows is None; weight is (cols,) bf16.
 
+    round_once: only the product with the weight is rounded to bf16. weight_offset: what is added to the
+    weight, in f32; 0, or 1 with round_once.
     cols, what is normalized together, is a multiple of 32 (16 where it is all there is), at most
     `max_row_length`. herd_x, the number of cores, divides rows * heads (or then cols / 16) and is by default
     the largest such number a row of cores has. Raises IllegalShapeError.
     """
     require_multiple("rms_norm", "heads", heads, 1, "there must be a head")
+    if weight_offset not in (0, 1) or (weight_offset and not round_once):
+        raise IllegalShapeError(
+            f"rms_norm: weight_offset={weight_offset} with round_once={round_once}; use 0, or 1 with "
+            "round_once=True, which keeps 1 + weight in f32"
+        )
     parts = heads if rows is None else rows * heads
     alone = rows is None and heads == 1
     if alone:
@@ -107,11 +118,19 @@ def build(
     with k.launch(), k.segment("rms_norm_segment"), k.herd(herd_x, 1, name="rms_norm_herd") as (tx, _):
         # Rows that fit five times go whole: x and out doubled, and the weight.
         form = _vector if alone else _rows if 5 * cols <= l1_elements(device) else _long_rows
-        form(k, x_parts, weight, out_parts, eps, herd_x, tx)
+        form(k, x_parts, weight, out_parts, _Norm(eps, round_once, weight_offset), herd_x, tx)
     return k.finish()
 
 
-def _rows(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int, tx: Index) -> None:
+class _Norm(NamedTuple):
+    """What is computed, as build() has it."""
+
+    eps: float
+    round_once: bool
+    weight_offset: int
+
+
+def _rows(k: Kernel, x: View, weight: Buffer, out: View, norm: _Norm, herd_x: int, tx: Index) -> None:
     """Each core normalizes its own rows, `group` of them per DMA."""
     rows, cols = x.shape
     share = rows // herd_x
@@ -125,14 +144,15 @@ def _rows(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int
         window = slice(tx * share + at, tx * share + at + group)
         k.dma(l1_x, x[window, :])
         for row in k.loop(group):
-            scale = _inverse_rms(k, l1_x[row, :], constants, eps)
+            scale = _inverse_rms(k, l1_x[row, :], constants, norm.eps)
             for j in k.loop(0, cols, LANES):
                 lanes = slice(j, j + LANES)
-                k.store(l1_out[row, lanes], _scaled(k, l1_x[row, lanes], scale, l1_weight[lanes]))
+                scaled = _scaled(k, l1_x[row, lanes], scale)
+                k.store(l1_out[row, lanes], _weighted(k, scaled, l1_weight[lanes], norm, constants))
         k.dma(out[window, :], l1_out)
 
 
-def _long_rows(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int, tx: Index) -> None:
+def _long_rows(k: Kernel, x: View, weight: Buffer, out: View, norm: _Norm, herd_x: int, tx: Index) -> None:
     """Each core normalizes its own rows in place, one per DMA."""
     rows, cols = x.shape
     l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
@@ -141,14 +161,16 @@ def _long_rows(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x
     for own in k.loop(rows // herd_x):
         row = tx * (rows // herd_x) + own
         k.dma(l1_x, x[row, :])
-        scale = _inverse_rms(k, l1_x, constants, eps)
+        scale = _inverse_rms(k, l1_x, constants, norm.eps)
         for j in k.loop(0, cols, LANES):
             lanes = slice(j, j + LANES)
-            k.store(l1_x[lanes], _scaled(k, l1_x[lanes], scale, l1_weight[lanes]))
+            k.store(
+                l1_x[lanes], _weighted(k, _scaled(k, l1_x[lanes], scale), l1_weight[lanes], norm, constants)
+            )
         k.dma(out[row, :], l1_x)
 
 
-def _vector(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int, tx: Index) -> None:
+def _vector(k: Kernel, x: View, weight: Buffer, out: View, norm: _Norm, herd_x: int, tx: Index) -> None:
     """Each core reads all of x for the mean, and writes its slice of the result."""
     (cols,) = x.shape
     share = cols // herd_x
@@ -157,11 +179,12 @@ def _vector(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: i
     window = slice(tx * share, tx * share + share)
     k.dma(l1_x, x)
     k.dma(l1_weight, weight[window])
-    scale = _inverse_rms(k, l1_x, _l1_constants(k), eps)
+    constants = _l1_constants(k)
+    scale = _inverse_rms(k, l1_x, constants, norm.eps)
     for j in k.loop(0, share, LANES):
         lanes = slice(j, j + LANES)
         own = slice(tx * share + j, tx * share + j + LANES)
-        k.store(l1_out[lanes], _scaled(k, l1_x[own], scale, l1_weight[lanes]))
+        k.store(l1_out[lanes], _weighted(k, _scaled(k, l1_x[own], scale), l1_weight[lanes], norm, constants))
     k.dma(out[window], l1_out)
 
 
@@ -212,21 +235,35 @@ def _parts(value: Value, minus_one: Value) -> list[Value]:
     return parts
 
 
-def _scaled(k: Kernel, x: View, scale: list[Value], weight: View) -> Value:
-    """16 elements of the result: x * scale summed in f32, the smallest first, and rounded; then * weight."""
+def _scaled(k: Kernel, x: View, scale: list[Value]) -> Value:
+    """16 elements of x * scale in f32, the smallest part first."""
     factor, product = k.load(x).to(f32), k.constant(0.0, f32, LANES)
     for part in reversed(scale):
         product = fma(factor, part.to(f32), product)
-    return product.to(bf16) * k.load(weight)
+    return product
+
+
+def _weighted(k: Kernel, scaled: Value, weight: View, norm: _Norm, constants: L1Constants) -> Value:
+    """16 elements of the result, from x * scale."""
+    if not norm.round_once:
+        return scaled.to(bf16) * k.load(weight)
+    wide, product = k.load(weight).to(f32), scaled if norm.weight_offset else k.constant(0.0, f32, LANES)
+    for part in reversed(_parts(scaled, k.load(constants.minus_one[0, :]).to(f32))):
+        product = fma(part.to(f32), wide, product)
+    return product.to(bf16)
 
 
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """LlamaRMSNorm in bf16, with the mean in f32 by numpy's own order of summation."""
+    """LlamaRMSNorm, or with round_once Olmo2RMSNorm and Gemma3RMSNorm, in bf16, with the mean in f32 by
+    numpy's own order of summation."""
     weight = arrays["weight"].astype(np.float32)
     x = arrays["x"].astype(np.float32).reshape(-1, weight.size)
     mean = np.mean(np.square(x), axis=-1, keepdims=True, dtype=np.float32)
-    normed = (x * (np.float32(1) / np.sqrt(mean + np.float32(parameters["eps"])))).astype(bf16.numpy)
-    return {"out": (normed.astype(np.float32) * weight).astype(bf16.numpy).reshape(arrays["x"].shape)}
+    normed = x * (np.float32(1) / np.sqrt(mean + np.float32(parameters["eps"])))
+    if not parameters.get("round_once", False):
+        normed = normed.astype(bf16.numpy).astype(np.float32)
+    weighted = normed * (weight + np.float32(parameters.get("weight_offset", 0)))
+    return {"out": weighted.astype(bf16.numpy).reshape(arrays["x"].shape)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
@@ -234,7 +271,10 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
     heads = int(rng.integers(2, 9)) if rng.random() < 0.25 else 1
     cols = 2 * LANES * int(rng.integers(1, 33 if heads == 1 else 6))
-    return {"rows": rows, "cols": cols, "eps": float(rng.choice([1e-5, 1e-6])), "heads": heads}
+    parameters = {"rows": rows, "cols": cols, "eps": float(rng.choice([1e-5, 1e-6])), "heads": heads}
+    return (
+        parameters | [{}, {}, {"round_once": True}, {"round_once": True, "weight_offset": 1}][rng.integers(4)]
+    )
 
 
 KERNEL = KernelSpec(
@@ -251,6 +291,9 @@ KERNEL = KernelSpec(
         {"rows": None, "cols": 8192, "eps": 1e-5},
         {"rows": 16, "cols": 128, "eps": 1e-6, "heads": 16},
         {"rows": None, "cols": 128, "eps": 1e-6, "heads": 8},
+        {"rows": 16, "cols": 640, "eps": 1e-6, "round_once": True, "weight_offset": 1},
+        {"rows": 16, "cols": 8192, "eps": 1e-6, "round_once": True},
+        {"rows": None, "cols": 640, "eps": 1e-6, "round_once": True, "weight_offset": 1},
     ),
     tolerance=Tolerance(
         2**-6,
