@@ -51,7 +51,7 @@ def test_known_shapes_are_legal(shape):
             {"n_heads": 3, "n_kv_heads": 3, "head_dim": 32},
             "n_heads * head_dim=96 is not a positive multiple of 64",
         ),
-        ({"head_dim": 192}, "head_dim=192 is more than 160 (attention holds K and V tiles"),
+        ({"head_dim": 320}, "head_dim=320 is more than 288 (attention holds K and V tiles"),
         ({"emb_dim": 12288}, "emb_dim=12288 is more than 10560 (RMSNorm holds a row three times"),
         ({"hidden_dim": 53248}, "hidden_dim=53248 is more than 31360 (a core holds all of x"),
         (
@@ -93,7 +93,7 @@ def test_an_unsupported_shape_names_the_nearest_legal_one(change, words):
         ("hidden_dim", 31360, 128, "gemv", lambda size: {"m": 64, "k": size}),
         (
             "head_dim",
-            160,
+            288,
             32,
             "flash_attention",
             lambda size: {"lq": 64, "lk": 64, "n_heads": 1, "n_kv_heads": 1, "head_dim": size},
