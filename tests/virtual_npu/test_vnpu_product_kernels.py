@@ -35,8 +35,8 @@ const char vnpu_metadata[] = R"({"format": FORMAT, "kernels": [], "entries": {"p
     {"shape": [1], "dtype": "bf16"}, {"shape": [1], "dtype": "bf16"}, {"shape": [1], "dtype": "f32"}]}}})";
 """
 ENDLESS = [[(1 << 9, 0, 0)] * 2] * 3
-PATIENCE_S = 60
 """The axes of a product of 2^54 multiplications, all of the same numbers."""
+PATIENCE_S = 60
 
 Axis = tuple[int, int, int]
 """Extent, and the steps in the two operands."""
