@@ -33,6 +33,11 @@ SHAPE_HELP = {
     "residual_scale": "what is multiplied with it before it is added to the residual, as in Granite",
     "rotary_dim": "elements of a head that RoPE turns, as in Phi-4; None: all",
     "activation": "of the FFN's gate: silu, or gelu_pytorch_tanh as in Gemma",
+    "norm_before": "attention and the FFN read a normed residual",
+    "norm_after": "what attention and the FFN give is normed before it is added, as in OLMo 2",
+    "qk_norm_spans_heads": "queries and keys are normalised over all heads together, as in OLMo 2",
+    "norm_round_once": "RMSNorms round after the product with the weight alone, as in OLMo 2",
+    "norm_weight_offset": "what RMSNorms add to their weights, 0 or 1",
 }
 """What each field of a ModelShape is, for the help."""
 

@@ -60,6 +60,10 @@ NO_PING_PONG = CompileOption(
 ATTENTION_OPTIONS = (*ATTENTION_GRID, NO_PING_PONG)
 
 
+Rows = tuple[tuple[str, tuple[int, ...], Role], ...]
+"""Rows of an argument table, as bf16_table takes them."""
+
+
 def bf16_table(*rows: tuple[str, tuple[int, ...], Role]) -> ArgumentTable:
     """An argument table of bf16 buffers, from (name, shape, role) per argument."""
     return ArgumentTable(Argument(name, shape, bf16, role) for name, shape, role in rows)
@@ -88,10 +92,12 @@ def _projection(name: str, rows: int | None, k: int, n: int, x: str, weight: str
     return _product(f"{name}_{'gemv' if rows is None else 'gemm'}", rows, k, n, x, weight, out)
 
 
-def _norm(label: str, rows: int | None, shape: ModelShape, x: str, weight: str) -> LaunchPlan:
-    """normed = RMSNorm of x."""
-    parameters = {"rows": rows, "cols": shape.emb_dim, "eps": shape.rms_norm_eps}
-    return LaunchPlan(label, "rms_norm", parameters, {"x": x, "weight": weight, "out": "normed"})
+def _norm(
+    label: str, rows: int | None, shape: ModelShape, x: str, weight: str, out: str = "normed"
+) -> LaunchPlan:
+    """out = RMSNorm of x."""
+    parameters = {"rows": rows, "cols": shape.emb_dim, **shape.norm_parameters}
+    return LaunchPlan(label, "rms_norm", parameters, {"x": x, "weight": weight, "out": out})
 
 
 def _grid(rows: int | None) -> tuple[CompileOption, ...]:
@@ -104,7 +110,7 @@ def plan_before_attention(
     """RMSNorm, the Q, K and V projections, RoPE on Q and K, six launches: x -> q_roped, k_roped, v.
 
     If the model has biases of these, three more launches add them; if it normalizes queries and keys, there
-    are two more. rope: RoPE's input. Prefill keeps the table of all positions on the device; programs that
+    are two more; without a norm before attention there is one less. rope: RoPE's input. Prefill keeps the table of all positions on the device; programs that
     start at other positions than 0 receive the rows of their positions.
     """
     emb = shape.emb_dim
@@ -117,14 +123,13 @@ def plan_before_attention(
     rotated = projections[:2]
     arguments = bf16_table(
         ("x", _activation(rows, emb), Role.INPUT),
-        ("attn_norm", (emb,), Role.WEIGHT),
-        ("normed", _activation(rows, emb), Role.INTERMEDIATE),
+        *_before_arguments(shape, rows, "attn"),
         *(row for each in projections for row in each.arguments),
         (lut, _activation(rows, shape.rope_width), lut_role),
         *((f"{each.of}_roped", each.activation, Role.OUTPUT) for each in rotated),
     )
     steps = (
-        _norm("rms_norm", rows, shape, "x", "attn_norm"),
+        *((_norm("rms_norm", rows, shape, "x", "attn_norm"),) if shape.norm_before else ()),
         *(each.product for each in projections),
         *(each.bias for each in projections if shape.qkv_bias),
         *(each.norm for each in rotated if shape.qk_norm),
@@ -158,6 +163,11 @@ class _Projection:
         return self.shape.qk_norm and self.of != "v"
 
     @property
+    def norm_width(self) -> int:
+        """Elements that are normalized together: a head, or all heads."""
+        return self.width if self.shape.qk_norm_spans_heads else self.shape.head_dim
+
+    @property
     def product_output(self) -> str:
         """The argument that the product writes."""
         return f"{self.of}_product" if self.shape.qkv_bias else self.of
@@ -171,14 +181,15 @@ class _Projection:
             table += [(self.product_output, self.activation, scratch), (f"b{of}", (self.width,), Role.WEIGHT)]
         table.append((of, self.activation, Role.OUTPUT if of == "v" else scratch))
         if self.has_norm:
-            weight = (f"{of}_norm", (self.shape.head_dim,), Role.WEIGHT)
+            weight = (f"{of}_norm", (self.norm_width,), Role.WEIGHT)
             table += [weight, (f"{of}_normed", self.activation, scratch)]
         return table
 
     @property
     def product(self) -> LaunchPlan:
-        emb = self.shape.emb_dim
-        return _projection(self.of, self.rows, emb, self.width, "normed", f"w{self.of}", self.product_output)
+        x = "normed" if self.shape.norm_before else "x"
+        sizes = self.shape.emb_dim, self.width
+        return _projection(self.of, self.rows, *sizes, x, f"w{self.of}", self.product_output)
 
     @property
     def bias(self) -> LaunchPlan:
@@ -188,10 +199,11 @@ class _Projection:
 
     @property
     def norm(self) -> LaunchPlan:
-        """RMSNorm of each head."""
-        head = {"cols": self.shape.head_dim, "heads": self.heads, "eps": self.shape.rms_norm_eps}
+        """RMSNorm of each head, or of all heads together."""
+        sizes = {"cols": self.norm_width, "heads": self.width // self.norm_width}
+        parameters = {"rows": self.rows, **sizes, **self.shape.norm_parameters}
         wiring = {"x": self.of, "weight": f"{self.of}_norm", "out": f"{self.of}_normed"}
-        return LaunchPlan(f"{self.of}_norm", "rms_norm", {"rows": self.rows, **head}, wiring)
+        return LaunchPlan(f"{self.of}_norm", "rms_norm", parameters, wiring)
 
     def rope(self, lut: str) -> LaunchPlan:
         parameters = {"rows": self.rows, "head_dim": self.shape.head_dim, "n_heads": self.heads}
@@ -203,23 +215,55 @@ class _Projection:
 
 
 def plan_after_attention(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
-    """Output projection, residual, RMSNorm, SwiGLU FFN, residual, eight launches: attn_out, x -> x_next."""
+    """Output projection, residual, RMSNorm, SwiGLU FFN, residual, eight launches: attn_out, x -> x_next.
+
+    If the model normalizes what is added to the residual, there are two more launches; without a norm before
+    the FFN there is one less.
+    """
     emb = shape.emb_dim
     arguments = bf16_table(
         *_output_arguments(shape, rows, Role.INTERMEDIATE),
+        *_after_arguments(shape, rows, "attn"),
         ("x", _activation(rows, emb), Role.INPUT),
         ("res1", _activation(rows, emb), Role.INTERMEDIATE),
         *_ffn_arguments(shape, rows, Role.INTERMEDIATE),
+        *_after_arguments(shape, rows, "ffn"),
         ("x_next", _activation(rows, emb), Role.OUTPUT),
     )
-    narrow = {"rows": rows, "cols": emb, **shape.residual_parameters}
     steps = (
         _output_projection(shape, rows),
-        LaunchPlan("attn_add", "eltwise_add", narrow, {"a": "x", "b": "proj", "out": "res1"}),
+        *_residual_steps(shape, rows, "attn", "x", "proj", "res1"),
         *_ffn_steps(shape, rows),
-        LaunchPlan("ffn_add", "eltwise_add", narrow, {"a": "res1", "b": "down", "out": "x_next"}),
+        *_residual_steps(shape, rows, "ffn", "res1", "down", "x_next"),
     )
     return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
+
+
+def _before_arguments(shape: ModelShape, rows: int | None, of: str) -> Rows:
+    """Arguments of the RMSNorm before attention (of: "attn") or the FFN ("ffn"), if there is one."""
+    if not shape.norm_before:
+        return ()
+    normed = ("normed", _activation(rows, shape.emb_dim), Role.INTERMEDIATE)
+    return (f"{of}_norm", (shape.emb_dim,), Role.WEIGHT), normed
+
+
+def _after_arguments(shape: ModelShape, rows: int | None, of: str) -> Rows:
+    """Arguments of the RMSNorm after attention (of: "attn") or the FFN ("ffn"), if there is one."""
+    if not shape.norm_after:
+        return ()
+    normed = (f"{of}_normed", _activation(rows, shape.emb_dim), Role.INTERMEDIATE)
+    return (f"{of}_post_norm", (shape.emb_dim,), Role.WEIGHT), normed
+
+
+def _residual_steps(
+    shape: ModelShape, rows: int | None, of: str, residual: str, x: str, out: str
+) -> tuple[LaunchPlan, ...]:
+    """out = residual + x, or residual + RMSNorm of x."""
+    added = f"{of}_normed" if shape.norm_after else x
+    norm = _norm(f"{of}_post_norm", rows, shape, x, f"{of}_post_norm", added)
+    sizes = {"rows": rows, "cols": shape.emb_dim, **shape.residual_parameters}
+    add = LaunchPlan(f"{of}_add", "eltwise_add", sizes, {"a": residual, "b": added, "out": out})
+    return (norm, add) if shape.norm_after else (add,)
 
 
 def plan_attention_output(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
@@ -233,10 +277,6 @@ def plan_ffn(kind: str, shape: ModelShape, rows: int, name: str = "") -> Program
     x = ("res1", _activation(rows, shape.emb_dim), Role.INPUT)
     arguments = bf16_table(x, *_ffn_arguments(shape, rows, Role.OUTPUT))
     return ProgramPlan(name or kind, arguments, _ffn_steps(shape, rows), _grid(rows), kind, rows)
-
-
-Rows = tuple[tuple[str, tuple[int, ...], Role], ...]
-"""Rows of an argument table, as bf16_table takes them."""
 
 
 def _output_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Rows:
@@ -256,8 +296,7 @@ def _ffn_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Ro
     """Arguments of the FFN with its norm, without its inputs. made: the role of its result."""
     emb, hidden = shape.emb_dim, shape.hidden_dim
     return (
-        ("ffn_norm", (emb,), Role.WEIGHT),
-        ("normed", _activation(rows, emb), Role.INTERMEDIATE),
+        *_before_arguments(shape, rows, "ffn"),
         ("w_gate", (hidden, emb), Role.WEIGHT),
         ("gate", _activation(rows, hidden), Role.INTERMEDIATE),
         ("w_up", (hidden, emb), Role.WEIGHT),
@@ -271,10 +310,11 @@ def _ffn_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Ro
 def _ffn_steps(shape: ModelShape, rows: int | None) -> tuple[LaunchPlan, ...]:
     emb, hidden = shape.emb_dim, shape.hidden_dim
     gated = {"gate": "gate", "up": "up", "out": "swiglu"}
+    x = "normed" if shape.norm_before else "res1"
     return (
-        _norm("ffn_norm", rows, shape, "res1", "ffn_norm"),
-        _projection("gate", rows, emb, hidden, "normed", "w_gate", "gate"),
-        _projection("up", rows, emb, hidden, "normed", "w_up", "up"),
+        *((_norm("ffn_norm", rows, shape, "res1", "ffn_norm"),) if shape.norm_before else ()),
+        _projection("gate", rows, emb, hidden, x, "w_gate", "gate"),
+        _projection("up", rows, emb, hidden, x, "w_up", "up"),
         LaunchPlan("swiglu", "swiglu", {"rows": rows, "cols": hidden} | shape.activation_parameters, gated),
         _projection("down", rows, hidden, emb, "swiglu", "w_down", "down"),
     )

@@ -86,12 +86,24 @@ def check_shape(shape: ModelShape, device: DeviceModel = NPU2) -> None:
     _check_launch("hidden_dim", shape.hidden_dim, gemv.LANES, gemm_tiles.supports_columns, device)
     _check_launch("n_heads * head_dim", shape.q_dim, gemv.LANES, gemm_tiles.supports_columns, device)
     _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm_tiles.supports_columns, device)
+    if shape.qk_norm and shape.qk_norm_spans_heads:
+        _check_norm_of_heads(shape, device)
     if shape.qkv_bias:
         _check_bias(shape, device)
     if not shape.rms_norm_eps > 0:
         raise UnsupportedShapeError(
             f"rms_norm_eps={shape.rms_norm_eps} is not positive, so a row of zeros would divide by zero",
             "Llama's is 1e-5",
+        )
+
+
+def _check_norm_of_heads(shape: ModelShape, device: DeviceModel) -> None:
+    max_columns = _floor(rms_norm.max_row_length(device), shape.head_dim)
+    if shape.q_dim > max_columns:
+        raise UnsupportedShapeError(
+            f"n_heads * head_dim={shape.q_dim} is more than {max_columns} (the norm of all query heads "
+            "holds a row three times in L1)",
+            f"the nearest legal value is {max_columns}",
         )
 
 

@@ -44,7 +44,12 @@ class ModelShape:
     through an RMSNorm with weights of its own (D), before RoPE (Qwen3). attention_scale: what scores are
     multiplied with; None means 1 / sqrt(D). rotary_dim: the first elements of a head, which RoPE turns; None
     means D. residual_scale: what is multiplied with it before it is added to
-    the residual (Granite). activation: of the FFN's gate, SILU or GELU.
+    the residual (Granite). norm_before: attention and the FFN read what an RMSNorm makes of the residual.
+    norm_after: what they give goes through an RMSNorm before it is added to the residual (OLMo 2 has these
+    alone). qk_norm_spans_heads: the norms of queries and keys take all heads together, with a weight for each
+    element (OLMo 2). norm_round_once, norm_weight_offset: the form of all RMSNorms, as
+    kernel_builder/kernels/rms_norm.py has it. activation: of the FFN's gate,
+    SILU or GELU.
     """
 
     emb_dim: int
@@ -60,6 +65,18 @@ class ModelShape:
     residual_scale: float = 1.0
     rotary_dim: int | None = None
     activation: str = SILU
+    norm_before: bool = True
+    norm_after: bool = False
+    qk_norm_spans_heads: bool = False
+    norm_round_once: bool = False
+    norm_weight_offset: int = 0
+
+    @property
+    def norm_parameters(self) -> dict[str, float]:
+        """What the RMSNorm kernels are given besides sizes."""
+        once = {"round_once": True} if self.norm_round_once else {}
+        offset = {"weight_offset": self.norm_weight_offset} if self.norm_weight_offset else {}
+        return {"eps": self.rms_norm_eps, **once, **offset}
 
     @property
     def activation_parameters(self) -> dict[str, str]:

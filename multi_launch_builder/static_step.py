@@ -99,7 +99,7 @@ def plan_static_step(shape: ModelShape, sizes: StaticSizes) -> ProgramPlan:
     norm = LaunchPlan(
         "final_norm",
         "rms_norm",
-        {"rows": rows, "cols": shape.emb_dim, "eps": shape.rms_norm_eps},
+        {"rows": rows, "cols": shape.emb_dim, **shape.norm_parameters},
         _NORM | {"x": layers[-1].output},
     )
     steps = [step for layer in layers for step in layer.steps()]

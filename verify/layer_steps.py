@@ -131,19 +131,19 @@ def _bias(path: str) -> Compute:
     return compute
 
 
-def _per_head(path: str) -> Compute:
-    """The module at `path`, applied to each head of the step's one input, (rows, heads * head_dim)."""
+def _norm_of_heads(path: str) -> Compute:
+    """The norm at `path`, applied to each head of the step's one input, (rows, heads * head_dim), or to as
+    many heads together as its weight is wide."""
 
-    def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
-        x = next(iter(values.values()))
-        heads = x.reshape(x.shape[0], -1, bench.head_dim)
-        return layer.get_submodule(path)(heads).reshape(x.shape)
+    def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+        x, norm = next(iter(values.values())), layer.get_submodule(path)
+        return norm(x.reshape(x.shape[0], -1, len(norm.weight))).reshape(x.shape)
 
     return compute
 
 
-def _norm(name: str, read: str, meaning: str, path: str) -> LayerStep:
-    return LayerStep(name, meaning, _module(path), (read,), module_hook=(path, "out"))
+def _norm(name: str, read: str, meaning: str, path: str, replaces: str = "") -> LayerStep:
+    return LayerStep(name, meaning, _module(path), (read,), replaces, module_hook=(path, "out"))
 
 
 def _product(name: str, read: str, meaning: str, path: str) -> LayerStep:
@@ -160,13 +160,15 @@ def _qkv_steps(name: str, meaning: str) -> dict[str, LayerStep]:
             _bias(path), (name,), name, module_hook=(path, "out"),
         ),
         f"{name}_norm": LayerStep(
-            f"{name}_norm", f"RMSNorm of each {meaning} head",
-            _per_head(norm), (name,), name, module_hook=(norm, "out"),
+            f"{name}_norm", f"RMSNorm of each {meaning} head, or of all together",
+            _norm_of_heads(norm), (name,), name, module_hook=(norm, "out"),
         ),
     }  # fmt: skip
 
 
 _INPUT_NORM, _FFN_NORM = "input_layernorm", "post_attention_layernorm"
+_FFN_NORM_OF_FOUR = "pre_feedforward_layernorm"
+"""The norm before the FFN where another one, after attention, has the name of Llama's."""
 
 KNOWN: dict[str, LayerStep] = {
     "rms_norm": _norm("attn_norm", "input", "RMSNorm before attention", _INPUT_NORM),
@@ -176,6 +178,7 @@ KNOWN: dict[str, LayerStep] = {
     "q_rope": LayerStep("rope_q", "rotary position embedding of the queries", _rotate, ("q",)),
     "k_rope": LayerStep("rope_k", "rotary position embedding of the keys", _rotate, ("k",)),
     "o": _product("o", "attention", "output projection of attention", "self_attn.o_proj"),
+    "attn_post_norm": _norm("attn_post_norm", "o", "RMSNorm of that", _FFN_NORM, "o"),
     "attn_add": LayerStep(
         "attn_residual", "the layer's input plus that", _sum, ("input", "o"), module_hook=(_FFN_NORM, "in")
     ),
@@ -186,6 +189,7 @@ KNOWN: dict[str, LayerStep] = {
         "swiglu", "SiLU of gate, times up", _swiglu, ("gate", "up"), module_hook=("mlp.down_proj", "in")
     ),
     "down": _product("down", "swiglu", "down projection", "mlp.down_proj"),
+    "ffn_post_norm": _norm("ffn_post_norm", "down", "RMSNorm of that", "post_feedforward_layernorm", "down"),
     "ffn_add": LayerStep(
         "ffn_residual",
         "the two added: the layer's output",
@@ -195,6 +199,9 @@ KNOWN: dict[str, LayerStep] = {
     ),
 }
 """Transformers' part for a launch, by its label in a plan without the kernel that computes a product."""
+
+_UNNORMED = {"attn_norm": "input", "ffn_norm": "attn_residual"}
+"""What is read in place of a norm's output by a model without this norm."""
 
 _INPUT = LayerStep(
     "input", "the layer's input: the output of the layer before it",
@@ -257,17 +264,34 @@ def layer_steps(shape: ModelShape) -> tuple[LayerStep, ...]:
 
 def plan_steps(before: ProgramPlan, after: ProgramPlan) -> tuple[LayerStep, ...]:
     """Return the steps of a layer's two programs with any number of rows."""
-    first = _with_sources(before, BEFORE, ("x",))
-    last = _with_sources(after, AFTER, ("x", "attn_out"))
-    latest: dict[str, str] = {}
+    first = tuple(_with_sources(before, BEFORE, ("x",)))
+    last = tuple(_with_sources(after, AFTER, ("x", "attn_out")))
+    in_order = tuple(map(_placed(first, last), (_INPUT, *first, *_CACHED, _ATTENTION, *last)))
+    names = {step.name for step in in_order}
+    latest = {norm: read for norm, read in _UNNORMED.items() if norm not in names}
     steps = []
-    for step in (_INPUT, *first, *_CACHED, _ATTENTION, *last):
+    for step in in_order:
         inputs = tuple(latest.get(name, name) for name in step.inputs)
         same_as = inputs[0] if step in _CACHED else ""
         steps.append(replace(step, inputs=inputs, equals=same_as))
         if step.replaces:
             latest[step.replaces] = step.name
     return tuple(steps)
+
+
+def _placed(*programs: Iterable[LayerStep]) -> Callable[[LayerStep], LayerStep]:
+    """Says of a step where transformers has its value in layers with norms where these programs have them:
+    the residual after attention is what the norm before the FFN reads, or the FFN itself."""
+    names = {step.name for steps in programs for step in steps}
+    if "attn_post_norm" not in names:
+        return lambda step: step
+    if "ffn_norm" not in names:
+        changed = {"attn_residual": {"module_hook": ("mlp", "in")}}
+    else:
+        path = _FFN_NORM_OF_FOUR
+        norm = {"compute": _module(path), "module_hook": (path, "out")}
+        changed = {"attn_residual": {"module_hook": (path, "in")}, "ffn_norm": norm}
+    return lambda step: replace(step, **changed.get(step.name, {}))
 
 
 def _with_sources(plan: ProgramPlan, part: str, inputs: Iterable[str]) -> Iterator[LayerStep]:

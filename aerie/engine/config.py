@@ -147,6 +147,11 @@ class ModelConfig:
             residual_scale=self.multipliers.residual,
             rotary_dim=None if self.partial_rotary_factor == 1 else self.rotary_dim,
             activation=self.activation,
+            norm_before=self.family.norm_before,
+            norm_after=self.family.norm_after,
+            qk_norm_spans_heads=self.family.qk_norm_spans_heads,
+            norm_round_once=self.family.norm_round_once,
+            norm_weight_offset=self.family.norm_weight_offset,
         )
 
     def with_layers(self, layers: int) -> ModelConfig:

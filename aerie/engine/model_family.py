@@ -27,7 +27,13 @@ QKV_BIAS = {"bq": "self_attn.q_proj.bias", "bk": "self_attn.k_proj.bias", "bv": 
 """Vectors added to queries, keys and values."""
 
 QK_NORM = {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight"}
-"""Weights of an RMSNorm over each head of queries and keys, before RoPE."""
+"""Weights of an RMSNorm over each head of queries and keys, or over all of them, before RoPE."""
+
+POST_NORMS = {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "ffn_post_norm": "post_feedforward_layernorm.weight",
+}
+"""Weights of an RMSNorm on what attention and the FFN give, before it is added to the residual."""
 
 FUSED = {
     ("wq", "wk", "wv"): ("self_attn.qkv_proj.weight", "self_attn.attn_qkv.weight"),
@@ -125,6 +131,9 @@ class ModelFamily:
     has_partial_rotary: bool = False
     is_fused: bool = False
     has_multipliers: bool = False
+    qk_norm_spans_heads: bool = False
+    norm_round_once: bool = False
+    norm_weight_offset: int = 0
     tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
     diffusion: FamilyDiffusion | None = None
     published_sizes: str = ""
@@ -150,6 +159,16 @@ class ModelFamily:
         return "bq" in self.tensors
 
     @property
+    def norm_before(self) -> bool:
+        """Whether attention and the FFN read what a norm makes of the residual."""
+        return "attn_norm" in self.tensors
+
+    @property
+    def norm_after(self) -> bool:
+        """Whether what attention and the FFN give is normalised before it is added to the residual."""
+        return "attn_post_norm" in self.tensors
+
+    @property
     def qk_norm(self) -> bool:
-        """Whether each head of queries and keys is normalised before RoPE."""
+        """Whether queries and keys are normalised before RoPE."""
         return "q_norm" in self.tensors

@@ -65,6 +65,11 @@ def _part_kinds(config: ModelConfig, ranks: int) -> WeightKinds:
 
 def _problem(config: ModelConfig, ranks: int) -> str:
     """Why this number of devices cannot share the model; "" if they can."""
+    if ranks > 1 and config.family.norm_after:
+        return (
+            "it has norms after attention and the FFN, whose sums over all devices the programs of a layer "
+            "do not have"
+        )
     kv_heads = config.num_key_value_heads
     if config.num_attention_heads % ranks:
         return f"{config.num_attention_heads} query heads do not divide by {ranks}"

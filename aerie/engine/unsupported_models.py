@@ -130,9 +130,9 @@ OTHER_ARCHITECTURES = (
     ),
     ("phi", "it adds attention and FFN side by side, after a LayerNorm"),
     (
-        "olmo2 olmo3",
-        "its norms stand after attention and FFN, and those of queries and keys span all heads: programs "
-        "with these norms, rounded once, and a RoPE table in float32 are what it takes",
+        "olmo3",
+        "windows alternate with whole attention from layer to layer: attention with a window is what it "
+        "takes; OLMo 2 runs",
     ),
     ("olmo exaone4", "its norms stand after attention and FFN, or have no weights"),
     ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),

@@ -59,13 +59,15 @@ def layer_shapes(config: ModelConfig) -> Shapes:
         "bk": (key_value,),
         "wv": (key_value, hidden),
         "bv": (key_value,),
-        "q_norm": (config.head_dim,),
-        "k_norm": (config.head_dim,),
+        "q_norm": (query if config.family.qk_norm_spans_heads else config.head_dim,),
+        "k_norm": (key_value if config.family.qk_norm_spans_heads else config.head_dim,),
         "wo": (hidden, query),
+        "attn_post_norm": (hidden,),
         "ffn_norm": (hidden,),
         "w_gate": (ffn, hidden),
         "w_up": (ffn, hidden),
         "w_down": (hidden, ffn),
+        "ffn_post_norm": (hidden,),
     }
     return {field: shapes[field] for field in config.family.tensors}
 

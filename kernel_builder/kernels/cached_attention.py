@@ -365,6 +365,7 @@ KERNEL = KernelSpec(
         {"n": 16, "m": 256, "n_heads": 7, "n_kv_heads": 1, "head_dim": 64},
         {"n": 2, "m": 64, "n_heads": 8, "n_kv_heads": 2, "head_dim": 64},
         {"n": 8, "m": 64, "n_heads": 4, "n_kv_heads": 1, "head_dim": 64, "scale": 0.3},
+        {"n": 8, "m": 128, "n_heads": 4, "n_kv_heads": 1, "head_dim": 256},
     ),
     tolerance=flash_attention.KERNEL.tolerance,
     random_case=random_case,

@@ -151,7 +151,7 @@ def test_models_that_are_not_written(checkpoints, tmp_path, monkeypatch):
     refused(CheckpointError, r"is quantised already \(Q8_0\); quantising it again would lose more", written)
     refused(
         CheckpointError,
-        "is not written as GGUF; llama, granite, qwen2, qwen3, smollm3 are",
+        "is not written as GGUF; llama, granite, olmo2, qwen2, qwen3, smollm3 are",
         BUILT_IN_MODELS["demo-diffusion"],
     )
     turned = shutil.copytree(checkpoints["qwen3"], tmp_path / "turned")

@@ -126,17 +126,21 @@ class NumpyRunner:
     def rms_gemv_rope(self, rope_row, **arrays):
         return self.before_attention(gemv, rope_row, **arrays)
 
-    def before_attention(self, product, lut, *, x, attn_norm, **more):
+    def norm(self, x, weight):
+        return rms_norm(x, weight, self.config.rms_norm_eps)
+
+    def before_attention(self, product, lut, *, x, attn_norm=None, **more):
         """Biases of queries, keys and values, and norms of their heads, where the model has them."""
-        values = {"normed": rms_norm(x, attn_norm, self.config.rms_norm_eps)}
+        values = {} if attn_norm is None else {"normed": self.norm(x, attn_norm)}
         for of in "qkv":
-            values[of] = product(more[f"w{of}"], values["normed"])
+            values[of] = product(more[f"w{of}"], values.get("normed", x))
             if f"b{of}" in more:
                 values[of] = add(values[of], more[f"b{of}"])
         for of in "qk":
-            heads = values[of].reshape(*x.shape[:-1], -1, self.config.head_dim)
+            heads = values[of]
             if f"{of}_norm" in more:
-                heads = rms_norm(heads, more[f"{of}_norm"], self.config.rms_norm_eps)
+                weight = more[f"{of}_norm"]
+                heads = self.norm(heads.reshape(*x.shape[:-1], -1, len(weight)), weight)
             values[f"{of}_roped"] = rope(heads.reshape(values[of].shape), lut, self.config.head_dim)
         return values
 
@@ -151,15 +155,19 @@ class NumpyRunner:
     def o_gemv_ffn(self, **arrays):
         return self.attention_output_and_ffn(gemv, **arrays)
 
-    def attention_output_and_ffn(self, product, *, attn_out, x, wo, ffn_norm, w_gate, w_up, w_down):
+    def attention_output_and_ffn(
+        self, product, *, attn_out, x, wo, w_gate, w_up, w_down, ffn_norm=None, **after
+    ):
+        """after: weights of norms of what is added, attn_post_norm and ffn_post_norm, where it has these."""
         proj = product(wo, attn_out)
-        res1 = self.residual(x, proj)
-        normed = rms_norm(res1, ffn_norm, self.config.rms_norm_eps)
+        res1 = self.residual(x, self.norm(proj, after["attn_post_norm"]) if after else proj)
+        normed = res1 if ffn_norm is None else self.norm(res1, ffn_norm)
         gate, up = product(w_gate, normed), product(w_up, normed)
         gated = swiglu(gate, up)
         down = product(w_down, gated)
-        values = {"proj": proj, "res1": res1, "normed": normed, "gate": gate, "up": up}
-        return {**values, "swiglu": gated, "down": down, "x_next": self.residual(res1, down)}
+        added = self.norm(down, after["ffn_post_norm"]) if after else down
+        values = {"proj": proj, "res1": res1, "gate": gate, "up": up}
+        return {**values, "swiglu": gated, "down": down, "x_next": self.residual(res1, added)}
 
     def residual(self, x, added):
         factor = self.config.multipliers.residual

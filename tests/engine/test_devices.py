@@ -258,6 +258,12 @@ def test_a_transposed_matrix_is_cut_as_another(demo: Family) -> None:
             2,
             "of a part, hidden_dim=96 is not a positive multiple of 64",
         ),
+        (
+            in_family(CONFIG, FAMILIES["olmo2"]),
+            2,
+            "it has norms after attention and the FFN, whose sums over all devices the programs of a layer "
+            "do not have; what works: 1",
+        ),
         (replace(CONFIG, intermediate_size=449), 2, "an FFN width of 449 does not divide by 2"),
     ],
 )

@@ -52,6 +52,7 @@ SOURCES = {
         },
         "original_max_position_embeddings": 64,
     },
+    "olmo2": {"family": "Olmo2", "rope_parameters": PLAIN, "pad_token_id": 0},
     "mistral": {"family": "Mistral", "sliding_window": None, "rope_parameters": PLAIN},
     "qwen2": {"family": "Qwen2", "rope_parameters": PLAIN},
     "qwen3": {"family": "Qwen3", "rope_parameters": PLAIN, "head_dim": 96, "rms_norm_eps": 1e-6},
@@ -416,7 +417,7 @@ def test_files_that_are_no_models(architecture, llama, tmp_path, monkeypatch):
     wanted = {
         "clip": "it is the projector of images of a model, and no model: give the model's own file",
         "controlvector": "it is a control vector, and no model",
-        "": "there is no general.architecture; of GGUF files llama, granite, phi3, qwen2, qwen3 and "
+        "": "there is no general.architecture; of GGUF files llama, granite, olmo2, phi3, qwen2, qwen3 and "
         "smollm3 are run",
     }
     with pytest.raises(CheckpointError, match=wanted[architecture]):

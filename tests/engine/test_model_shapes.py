@@ -53,6 +53,19 @@ SHAPES = {
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },
+    "heads of 192, two for each KV head": {
+        "hidden_size": 384,
+        "head_dim": 192,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+    },
+    "heads of 256, four for one KV head, as Gemma 3 270M": {
+        "family": "Qwen3",
+        "hidden_size": 640,
+        "head_dim": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+    },
     "Qwen2, biases of queries, keys and values": {"family": "Qwen2"},
     "Qwen3, norms of queries and keys": {"family": "Qwen3"},
 }

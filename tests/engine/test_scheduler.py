@@ -338,7 +338,7 @@ def test_what_was_passed_by_for_long_goes_first(demo: Family, monkeypatch: Any) 
     assert scheduler.cached_positions(read) >= MIN_PREFILL_ONLY_ROWS
 
 
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
 def test_a_place_begins_where_tiles_fall_to_the_same_cores(head_dim: int) -> None:
     assert ALIGN % (STAGES * kv_rows(head_dim)) == 0
 

@@ -231,11 +231,12 @@ MODELS_SHAPES = {
         for block, m in ((4, 512), (32, 16384))
         for heads, kv, dim in ((4, 2, 64), (32, 8, 128), (16, 8, 128))
     ]
-    + [{**STATIC, "block": 16, "max_len": 2048, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128}],
+    + [{**STATIC, "block": 16, "max_len": 2048, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128}]
+    + [{**STATIC, "block": 32, "max_len": 2048, "n_heads": 4, "n_kv_heads": 1, "head_dim": 256}],
     "cache_update": [
         {**STATIC, "block": block, "max_len": m, "n_kv_heads": kv, "head_dim": dim}
         for block, m in ((4, 512), (4, 2048), (16, 2048), (32, 16384))
-        for kv, dim in ((2, 64), (8, 128))
+        for kv, dim in ((2, 64), (8, 128), (1, 256))
     ],
     "gemm": [
         {"m": 2048, "k": k, "n": n, "b_transposed": transposed}
@@ -261,7 +262,8 @@ MODELS_SHAPES = {
         for heads, kv, dim in ((4, 2, 64), (32, 8, 64), (24, 8, 128), (14, 2, 64), (32, 4, 64), (16, 8, 128))
     ]
     # Only the loop over keys depends on m.
-    + [{"n": n, "m": 512, "n_heads": 24, "n_kv_heads": 8, "head_dim": 128} for n in (8, 32, 128)],
+    + [{"n": n, "m": 512, "n_heads": 24, "n_kv_heads": 8, "head_dim": 128} for n in (8, 32, 128)]
+    + [{"n": n, "m": 8192, "n_heads": 4, "n_kv_heads": 1, "head_dim": 256} for n in (8, 128)],
     "gemv": [
         {"m": m, "k": k} for m in (128, 768, 8192, 16032) for k in (256, 768, 2048, 8192, 11008, 14336, 28672)
     ]
@@ -270,7 +272,7 @@ MODELS_SHAPES = {
     "flash_attention": [
         {"lq": length, "lk": length, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
         for length in (64, 2048)
-        for heads, kv, dim in ((4, 2, 64), (32, 8, 64), (24, 8, 128), (3, 1, 32))
+        for heads, kv, dim in ((4, 2, 64), (32, 8, 64), (24, 8, 128), (3, 1, 32), (4, 1, 256))
     ]
     + [{"lq": n, "lk": n, "n_heads": 24, "n_kv_heads": 8, "head_dim": 128} for n in (192, 512)],
     # The longest row that goes whole, the next longer one, and the longest of all.
@@ -280,13 +282,14 @@ MODELS_SHAPES = {
     + [
         {"rows": rows, "cols": dim, "heads": heads, "eps": 1e-6}
         for rows in (None, 8, 64, 2048)
-        for heads, dim in ((16, 128), (8, 128), (32, 64), (1, 64), (64, 128))
+        for heads, dim in ((16, 128), (8, 128), (32, 64), (1, 64), (64, 128), (4, 256))
     ],
     "bias_add": [
         {"rows": rows, "cols": cols} for rows in (None, 8, 32, 2048) for cols in (64, 128, 896, 2048, 8192)
     ],
     "rope": [{"rows": rows, "n_heads": n, "head_dim": 64} for rows in (2048, None) for n in (32, 8)]
-    + [{"rows": 64, "n_heads": 256, "head_dim": 128}],
+    + [{"rows": 64, "n_heads": 256, "head_dim": 128}]
+    + [{"rows": rows, "n_heads": 16, "head_dim": 256} for rows in (2048, None)],
     "swiglu": [{"rows": rows, "cols": 8192} for rows in (2048, None)] + [{"rows": 128, "cols": 768}],
     "eltwise_add": [{"rows": rows, "cols": 2048} for rows in (2048, None)],
 }
@@ -480,7 +483,7 @@ def test_attention_refuses_more_streams_than_the_shim_has() -> None:
     assert check(flash_attention.build(256, 256, 2, 1, 64, num_stages=2, device=NPU1).module, NPU1).ok
 
 
-@pytest.mark.parametrize(("head_dim", "lkp"), [(64, 64), (32, 64), (128, 32)])
+@pytest.mark.parametrize(("head_dim", "lkp"), [(64, 64), (32, 64), (128, 32), (256, 32)])
 def test_a_cascade_carries_whole_buffers_of_one_type(head_dim: int, lkp: int) -> None:
     module = flash_attention.build(256, 256, 2, 1, head_dim, lkp=lkp).module
     ends = [op for op in module.walk() if isinstance(op, ChannelPutOp | ChannelGetOp)]

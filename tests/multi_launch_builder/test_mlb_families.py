@@ -1,4 +1,5 @@
-"""What families add to a Llama's layer: biases of queries, keys and values, and norms of heads."""
+"""What families add to a Llama's layer: biases of queries, keys and values, norms of heads, and norms in
+other places."""
 
 from __future__ import annotations
 
@@ -24,6 +25,17 @@ QWEN2 = ModelShape(192, 3, 1, 64, 64, 300, 1e-6, qkv_bias=True)
 QWEN3 = ModelShape(128, 4, 2, 96, 64, 300, 1e-6, qk_norm=True)
 BOTH = ModelShape(64, 2, 2, 32, 64, 300, 1e-6, qkv_bias=True, qk_norm=True)
 SHAPES = {"qwen2": QWEN2, "qwen3": QWEN3, "both": BOTH}
+OLMO2 = ModelShape(
+    *(128, 2, 1, 64, 128, 300, 1e-6),
+    qk_norm=True,
+    qk_norm_spans_heads=True,
+    norm_before=False,
+    norm_after=True,
+    norm_round_once=True,
+)
+FOUR_NORMS = dataclasses.replace(OLMO2, qk_norm_spans_heads=False, norm_before=True, norm_weight_offset=1)
+"""As Gemma 3 has them."""
+PLACES = {"olmo2": OLMO2, "four norms": FOUR_NORMS}
 RUN = ["both", *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen2", "qwen3"))]
 """What runs on the virtual NPU."""
 PROGRAMS = ("rms_gemms_rope", "rms_gemv_rope", "rms_gemms_rope_ar8")
@@ -68,7 +80,7 @@ def test_what_a_family_adds_is_launches_with_weights_of_their_own(family, name):
 @functools.cache
 def made(family, name):
     """The plan, and every argument before and after a run on the virtual NPU."""
-    plan = plan_of(SHAPES[family], name)
+    plan = plan_of((SHAPES | PLACES)[family], name)
     rng = np.random.default_rng(11)
     program, given = build_program(plan), {}
     for a in plan.arguments:
@@ -93,6 +105,92 @@ def test_every_launch_computes_its_reference(family, name):
         read = {inner: found[outer] for inner, outer in step.wiring.items()}
         for inner, want in kernel.reference(step.parameters, read).items():
             assert kernel.tolerance.excess(found[step.wiring[inner]], want) <= 1, step.label
+
+
+NORMS_AND_READERS = {
+    ("olmo2", "rms_gemv_rope"): {"q_gemv": "x", "v_gemv": "x", "q_norm": "q", "q_rope": "q_normed"},
+    ("olmo2", "o_gemv_ffn"): {
+        "attn_post_norm": "proj",
+        "attn_add": "attn_normed",
+        "gate_gemv": "res1",
+        "up_gemv": "res1",
+        "ffn_post_norm": "down",
+        "ffn_add": "ffn_normed",
+    },
+    ("four norms", "rms_gemv_rope"): {"rms_norm": "x", "q_gemv": "normed", "k_norm": "k"},
+    ("four norms", "o_gemv_ffn"): {
+        "attn_post_norm": "proj",
+        "attn_add": "attn_normed",
+        "ffn_norm": "res1",
+        "gate_gemv": "normed",
+        "ffn_post_norm": "down",
+        "ffn_add": "ffn_normed",
+    },
+}
+"""What launches of a token's programs read."""
+
+
+@pytest.mark.parametrize(("family", "name"), NORMS_AND_READERS)
+def test_where_norms_stand(family, name):
+    shape = PLACES[family]
+    plan = plan_of(shape, name)
+    launches = {step.label: step for step in plan.launches}
+    for label, read in NORMS_AND_READERS[family, name].items():
+        assert read in launches[label].wiring.values(), label
+    norms = [step for step in plan.launches if step.kernel == "rms_norm"]
+    offset = {"weight_offset": 1} if family == "four norms" else {}
+    assert norms
+    for step in norms:
+        parts = step.parameters["cols"], step.parameters.get("heads", 1)
+        heads = {"q_norm": 2, "k_norm": 1}.get(step.label)
+        of_heads = (64 * heads, 1) if family == "olmo2" and heads else (64, heads)
+        assert parts == (of_heads if heads else (128, 1)), step.label
+        form = {"rows": None, "eps": 1e-6, "round_once": True, **offset}
+        assert form.items() <= step.parameters.items(), step.label
+        assert plan.arguments[step.wiring["weight"]].shape == (parts[0],)
+    assert ("rms_norm" in launches or "ffn_norm" in launches) == shape.norm_before
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("olmo2", "rms_gemv_rope"),
+        ("four norms", "o_gemv_ffn"),
+        *(
+            pytest.param(family, name, marks=pytest.mark.slow)
+            for family in PLACES
+            for name in ("rms_gemms_rope", "o_ffn", "rms_gemms_rope_ar8", "o_ffn_ar8")
+        ),
+    ],
+)
+def test_norms_in_other_places_compute_their_reference(family, name):
+    test_every_launch_computes_its_reference(family, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "norm", "form"),
+    [
+        ("olmo2", "Olmo2RMSNorm", {"round_once": True}),
+        ("gemma3", "Gemma3RMSNorm", {"round_once": True, "weight_offset": 1}),
+    ],
+)
+@pytest.mark.parametrize("rows", [16, None])
+def test_norms_that_round_once_are_those_of_hugging_face(module, norm, form, rows):
+    """Bit for bit, but for the few where the last bit of rsqrt in f32 decides. Weights are near 0, where
+    1 + weight in bf16 would lose most of them."""
+    torch = pytest.importorskip("torch")
+    norms = pytest.importorskip(f"transformers.models.{module}.modeling_{module}")
+    rng = np.random.default_rng(13)
+    shape = (256,) if rows is None else (rows, 256)
+    x, weight = (rng.standard_normal(each).astype(BF16) for each in (shape, 256))
+    weight = (weight.astype(np.float32) * 0.01).astype(BF16)
+    theirs = getattr(norms, norm)(256, eps=1e-6).to(torch.bfloat16)
+    with torch.no_grad():
+        theirs.weight.copy_(torch.from_numpy(weight.astype(np.float32)))
+        want = theirs(torch.from_numpy(x.astype(np.float32)).bfloat16()).float().numpy().astype(BF16)
+    found = run_kernel(rms_norm.build(rows, 256, 1e-6, **form), {"x": x, "weight": weight})["out"]
+    assert rms_norm.KERNEL.tolerance.excess(found, want) <= 1
+    assert np.mean(found != want) < 0.002
 
 
 @pytest.mark.parametrize("family", RUN)

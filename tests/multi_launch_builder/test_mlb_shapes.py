@@ -51,7 +51,7 @@ def test_known_shapes_are_legal(shape):
             {"n_heads": 3, "n_kv_heads": 3, "head_dim": 32},
             "n_heads * head_dim=96 is not a positive multiple of 64",
         ),
-        ({"head_dim": 192}, "head_dim=192 is more than 160 (attention holds K and V tiles"),
+        ({"head_dim": 320}, "head_dim=320 is more than 288 (attention holds K and V tiles"),
         ({"emb_dim": 12288}, "emb_dim=12288 is more than 10560 (RMSNorm holds a row three times"),
         ({"hidden_dim": 53248}, "hidden_dim=53248 is more than 31360 (a core holds all of x"),
         (
@@ -93,7 +93,7 @@ def test_an_unsupported_shape_names_the_nearest_legal_one(change, words):
         ("hidden_dim", 31360, 128, "gemv", lambda size: {"m": 64, "k": size}),
         (
             "head_dim",
-            160,
+            288,
             32,
             "flash_attention",
             lambda size: {"lq": 64, "lk": 64, "n_heads": 1, "n_kv_heads": 1, "head_dim": size},
@@ -153,6 +153,11 @@ def granite_shape(*sizes):
     return dataclasses.replace(model_shape(*sizes[:-1]), attention_scale=sizes[-1], residual_scale=0.22)
 
 
+def olmo2_shape(*sizes):
+    places = {"norm_before": False, "norm_after": True, "qk_norm": True, "qk_norm_spans_heads": True}
+    return dataclasses.replace(model_shape(*sizes), **places, norm_round_once=True)
+
+
 PUBLISHED = {
     "Llama-3.2-3B": model_shape(3072, 24, 8, 128, 8192, 128256),
     "Llama-3.1-8B": model_shape(4096, 32, 8, 128, 14336, 128256),
@@ -174,6 +179,9 @@ PUBLISHED = {
     "Phi-4": model_shape(5120, 40, 10, 128, 17920, 100352),
     "SmolLM3-3B": model_shape(2048, 16, 4, 128, 11008, 128256),
     "SmolLM2-1.7B": model_shape(2048, 32, 32, 64, 8192, 49152),
+    "OLMo-2-1B": olmo2_shape(2048, 16, 16, 128, 8192, 100352),
+    "OLMo-2-7B": olmo2_shape(4096, 32, 32, 128, 11008, 100352),
+    "OLMo-2-32B": olmo2_shape(5120, 40, 8, 128, 27648, 100352),
     "Qwen2.5-0.5B": dataclasses.replace(model_shape(896, 14, 2, 64, 4864, 151936), qkv_bias=True),
     "Qwen2.5-7B": dataclasses.replace(model_shape(3584, 28, 4, 128, 18944, 152064), qkv_bias=True),
     "Qwen2.5-72B": dataclasses.replace(model_shape(8192, 64, 8, 128, 29568, 152064), qkv_bias=True),
@@ -195,6 +203,8 @@ BUILT = (
     "Phi-4-mini",
     "Phi-4",
     "SmolLM3-3B",
+    "OLMo-2-1B",
+    "OLMo-2-32B",
     "Qwen2.5-0.5B",
     "Qwen2.5-7B",
     "Qwen2.5-72B",

@@ -8,10 +8,20 @@ from typing import Any
 import numpy as np
 
 from aerie.engine.model_family import Multipliers
+from aerie.engine.numerics import bf16, rms_norm, widen
 from aerie.engine.rope import LongRopeScaling
 from aerie.engine.rope_tables import RopeTables
 from aerie.engine.tensors import Rows
-from tests.verify.faults import Fault, preloaded, turned_otherwise, weights_fault
+from tests.verify.faults import (
+    AFTER,
+    BEFORE,
+    Fault,
+    given,
+    preloaded,
+    returned,
+    turned_otherwise,
+    weights_fault,
+)
 
 
 def with_rope_of_layer(change):
@@ -75,6 +85,24 @@ def shifted_keys(layer):
     return {"wk": rows[first : first + len(layer["wk"])]}
 
 
+def norm_before_attention(arrays):
+    """What a Llama's programs do first."""
+    return {"x": rms_norm(arrays["x"], np.ones(arrays["x"].shape[-1], bf16), 1e-5)}
+
+
+def no_norm_after_attention(values):
+    return {"attn_normed": values["proj"], "res1": (widen(values["x"]) + widen(values["proj"])).astype(bf16)}
+
+
+def norm_of_each_head(values):
+    heads = values["q"].reshape(*values["q"].shape[:-1], -1, 64)
+    return {"q_normed": rms_norm(heads, np.ones(64, bf16), 1e-5).reshape(values["q"].shape)}
+
+
+def norms_after_swapped(layer):
+    return {"attn_post_norm": layer["ffn_post_norm"], "ffn_post_norm": layer["attn_post_norm"]}
+
+
 FAMILY_CHANGES: dict[str, dict[str, Any]] = {
     "granite": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)},
     "phi3": {
@@ -96,6 +124,16 @@ FAMILY_FAULTS = {
         Fault("scores of another family", other_factors(attention=None), "layer 0, step attention"),
         Fault("residual factor left out", other_factors(residual=1.0), "layer 0, step attn_residual"),
         Fault("logits not divided", other_factors(logits_divisor=1.0), "divided_logits"),
+    ),
+    "olmo2": (
+        Fault("a norm before attention", given(BEFORE, norm_before_attention), "layer 0, step q"),
+        Fault(
+            "no norm after attention",
+            returned(AFTER, no_norm_after_attention),
+            "layer 0, step attn_post_norm",
+        ),
+        Fault("norms after swapped", weights_fault(1, norms_after_swapped), "layer 1, step attn_post_norm"),
+        Fault("each head has a norm of its own", returned(BEFORE, norm_of_each_head), "layer 0, step q_norm"),
     ),
     "phi3": (
         Fault("whole heads are turned", whole_heads, "layer 0, step rope_q"),

@@ -61,7 +61,9 @@ def models_page() -> str:
 
 def _has(family: Any) -> str:
     parts = ["biases of queries, keys and values"] * family.qkv_bias
-    parts += ["norms of queries and keys"] * family.qk_norm
+    parts += [f"norms of queries and keys{', over all heads' * family.qk_norm_spans_heads}"] * family.qk_norm
+    parts += ["norms after attention and FFN"] * family.norm_after
+    parts += ["no norms before them"] * (not family.norm_before)
     parts += [f"no RoPE in every layer of {family.no_rope_interval}"] * bool(family.no_rope_interval)
     parts += ["RoPE on a part of each head"] * family.has_partial_rotary
     parts += ["fused tensors"] * family.is_fused

@@ -23,6 +23,12 @@ LAYER_NAMES = {
 }
 """Tensors of a layer, `blk.N.NAME.weight` or `.bias`, by the names that transformers has."""
 
+OLMO2_NAMES = {
+    **{name: theirs for name, theirs in LAYER_NAMES.items() if name not in ("attn_norm", "ffn_norm")},
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
 MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -44,6 +50,7 @@ class Architecture:
 ARCHITECTURES = {
     "llama": Architecture("llama", permutes_qk=True),
     "granite": Architecture("granite", permutes_qk=True),
+    "olmo2": Architecture("olmo2", layer_names=OLMO2_NAMES),
     "phi3": Architecture("phi3"),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
