@@ -18,6 +18,8 @@ from aerie.verify.blocks_reference import PLAIN, DeviceKind
 
 PERMUTED = ("llama", "smollm3", "granite")
 """Architectures whose files have queries and keys in the order of llama.cpp's converter."""
+PLUS_ONE = ("gemma3",)
+"""Architectures whose files have norms with 1 added to each weight."""
 LAYERS = "model.layers."
 
 
@@ -33,6 +35,7 @@ class DequantisedFiles:
         readers = [gguf.GGUFReader(path) for path in paths]
         self._tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
         self._config, self._is_permuted, self._kind = config, architecture in PERMUTED, kind
+        self._norms_added = int(architecture in PLUS_ONE)
         model = next(model for model, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
         self._names = gguf.get_tensor_name_map(model, config["num_hidden_layers"])
         self._head = EMBED
@@ -47,6 +50,8 @@ class DequantisedFiles:
         values = self._stored(name)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         entry = next((entry for part, entry in heads.items() if part in name), None)
+        if name.endswith("norm.weight"):
+            return values - np.float32(self._norms_added)
         if entry is None or not self._is_permuted:
             return np.ascontiguousarray(values)
         count, rest = self._config[entry], values.shape[1:]

@@ -54,8 +54,7 @@ class StepReference:
         self.model = model
         self.positions = torch.tensor([positions.tolist()])
         self._family = sys.modules[type(model).__module__]
-        with torch.inference_mode():
-            self.cos, self.sin = model.model.rotary_emb(model.model.norm.weight, self.positions)
+        self._cos_sin: dict[str, tuple[Any, Any]] = {}
 
     def compute(self, layer: int | None, step: LayerStep, values: Mapping[str, F32Array]) -> F32Array:
         """Compute `step` of transformers' layer `layer` (None: outside of the layers) from the values of its
@@ -78,8 +77,20 @@ class StepReference:
         if not getattr(attention, "use_rope", True):
             return x
         heads = heads_first(x, self.head_dim)
-        rotated, _ = self._family.apply_rotary_pos_emb(heads, heads, self.cos, self.sin)
+        rotated, _ = self._family.apply_rotary_pos_emb(heads, heads, *self._turns(attention))
         return rows_first(rotated)
+
+    def _turns(self, attention: Any) -> tuple[Any, Any]:
+        """Cosines and sines of the positions, of the kind of layer where these have RoPE of their own."""
+        import torch
+
+        rotary = self.model.model.rotary_emb
+        kinds = (attention.layer_type,) if hasattr(rotary, "layer_types") else ()
+        key = "".join(kinds)
+        if key not in self._cos_sin:
+            with torch.inference_mode():
+                self._cos_sin[key] = rotary(self.model.model.norm.weight, self.positions, *kinds)
+        return self._cos_sin[key]
 
     def attend(self, attention: Any, query: Any, keys: Any, values: Any) -> Any:
         """Causal attention by the function that the model's own forward pass calls."""

@@ -14,6 +14,7 @@ from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
+from aerie.engine.numerics import bf16
 from aerie.engine.rope import LongRopeScaling, RopeScaling, read_rule
 from aerie.engine.unsupported_models import ACTIVATION_ENTRIES, check_sizes, check_supported
 from aerie.kernel_builder.activations import GELU, SILU
@@ -318,6 +319,13 @@ def _rotary_part(config: ConfigReader, rope: ConfigReader, head_dim: int) -> flo
 def _multipliers(config: ConfigReader, family: ModelFamily, head_dim: int) -> Multipliers:
     """In float32, as they are computed with and as GGUF files have them. A family without them is refused
     before, where an entry has one."""
+    if family.scales_embeddings or family.query_scalar:
+        scalar = config.number("query_pre_attn_scalar", default=family.query_scalar or head_dim)
+        hidden = config.positive_int("hidden_size", most=MAX_WIDTH)
+        return Multipliers(
+            embedding=float(np.sqrt(hidden).astype(bf16)) if family.scales_embeddings else 1.0,
+            attention=None if scalar == head_dim else float(np.float32(scalar**-0.5)),
+        )
     if not family.has_multipliers:
         return Multipliers()
 

@@ -114,7 +114,11 @@ def _name(config: ModelConfig) -> str:
     """GGUF's name of the architecture. Raises CheckpointError."""
     kind = {"MistralForCausalLM": "llama"}.get(config.architecture)
     kind = kind or config.architecture.removesuffix("ForCausalLM").lower()
-    written = [name for name, each in ARCHITECTURES.items() if not FAMILIES[each.model_type].is_fused]
+    written = [
+        name
+        for name, each in ARCHITECTURES.items()
+        if not each.norms_added and not FAMILIES[each.model_type].is_fused
+    ]
     if kind not in written or config.diffusion is not None:
         raise CheckpointError(
             f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(written)} are"

@@ -39,7 +39,7 @@ def _logits_rows(model: LoadedModel, hidden: BF16Array, decode_path: str) -> lis
     for first in range(0, len(hidden), head.rows):
         chunk = hidden[first : first + head.rows]
         with model.host_timer("final RMSNorm"):
-            input_rows[: len(chunk)] = rms_norm(chunk, model.final_norm, model.config.rms_norm_eps)
+            input_rows[: len(chunk)] = final_norm(model, chunk)
             input_rows[len(chunk) :] = 0
         outputs = model.runner.run(head, bo_key=key, on_device=(), copy=False, x=x)
         for row in range(len(chunk)):
@@ -47,6 +47,12 @@ def _logits_rows(model: LoadedModel, hidden: BF16Array, decode_path: str) -> lis
             logits = last_row(head.arguments, row_outputs, model.config.vocab_size)
             rows.append(_divided(logits, model.config.multipliers.logits_divisor))
     return rows
+
+
+def final_norm(model: LoadedModel, hidden: BF16Array) -> BF16Array:
+    """The RMSNorm after the last layer, of rows of its output, (rows, hidden_size)."""
+    config = model.config
+    return rms_norm(hidden, model.final_norm, config.rms_norm_eps, config.family.norm_weight_offset)
 
 
 def _divided(logits: BF16Array | F32Array, divisor: float) -> BF16Array | F32Array:

@@ -103,7 +103,9 @@ class ModelFamily:
     local_rope_theta: RoPE's base in layers of sliding attention; None means that of all layers.
     full_attention_interval: with that, every layer whose number, from 1 on, is a multiple of it has full
     attention, where `layer_types` does not say which. activation: of the FFN's gate, "silu" or
-    "gelu_pytorch_tanh".
+    "gelu_pytorch_tanh". query_scalar: `query_pre_attn_scalar`, one over whose root scores are multiplied
+    with; None means head_dim, and no such entry. scales_embeddings: they are multiplied with the root of the
+    hidden size, in bf16.
     window_is_optional: the window applies only if `use_sliding_window` is true, and in the layers that
     `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first
     part of a head, `partial_rotary_factor` of it. is_fused: whether queries, keys and values, and gate
@@ -125,6 +127,8 @@ class ModelFamily:
     local_rope_theta: float | None = None
     full_attention_interval: int = 0
     activation: str = "silu"
+    query_scalar: int | None = None
+    scales_embeddings: bool = False
     sliding_window: int | None = None
     window_is_optional: bool = False
     window_layers: int = 0

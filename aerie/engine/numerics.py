@@ -23,11 +23,12 @@ def widen(values: BF16Array) -> F32Array:
     return bits.view(np.float32)
 
 
-def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
-    """x / rms(x) * weight over the last axis; x is (..., hidden), weight is (hidden,)."""
+def rms_norm(x: BF16Array, weight: BF16Array, eps: float, weight_offset: int = 0) -> BF16Array:
+    """x / rms(x) * (weight + weight_offset) over the last axis; x is (..., hidden), weight is (hidden,)."""
     wide = widen(x)
     mean_square = np.add.reduce(wide * wide, axis=-1, keepdims=True) / np.float32(x.shape[-1])
-    normed: BF16Array = (wide / np.sqrt(mean_square + np.float32(eps)) * widen(weight)).astype(bf16)
+    factors = widen(weight) + np.float32(weight_offset)
+    normed: BF16Array = (wide / np.sqrt(mean_square + np.float32(eps)) * factors).astype(bf16)
     return normed
 
 

@@ -88,8 +88,8 @@ class Tensor:
     """A matrix or vector in the file `path`; `dtype` in safetensors' words, or in GGUF's.
 
     shape: as it is wanted, (out, in). Its first element is at byte `start` of the file, and a row of the file
-    has `pitch` elements. is_transposed: rows of the file are columns of this one. rounding: counts what is
-    lost where it is converted.
+    has `pitch` elements. is_transposed: rows of the file are columns of this one. added: what the file has
+    added to each element. rounding: counts what is lost where it is converted.
     """
 
     path: Path
@@ -99,6 +99,7 @@ class Tensor:
     start: int
     pitch: int
     is_transposed: bool = False
+    added: float = 0.0
     rounding: Rounding = field(default_factory=Rounding, compare=False)
 
     @property
@@ -271,14 +272,14 @@ class _File(TensorFile):
 
     def _read(self, out: BF16Array, at: int) -> None:
         """As many elements as the contiguous `out` has, from byte `at` of the tensor on."""
-        flat, dtype = out.reshape(-1), DTYPES[self._tensor.dtype]
-        raw = flat if dtype == bf16 else np.empty(flat.shape, dtype)
+        flat, dtype, added = out.reshape(-1), DTYPES[self._tensor.dtype], self._tensor.added
+        raw = flat if dtype == bf16 and not added else np.empty(flat.shape, dtype)
         self.bytes_into(memoryview(raw.view(np.uint8).data), self._tensor.start + at)
         if raw is not flat:
             for first in range(0, len(flat), CONVERTED):
                 piece = slice(first, first + CONVERTED)
                 given = raw[piece].astype(np.promote_types(dtype, np.float32), copy=False)
-                round_into(self._tensor, given, flat[piece])
+                round_into(self._tensor, given - added if added else given, flat[piece])
 
 
 def round_into(tensor: Tensor, given: Wide, out: BF16Array) -> None:

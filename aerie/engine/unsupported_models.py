@@ -122,7 +122,9 @@ OTHER_ARCHITECTURES = (
         "mamba jamba bamba falconh1 lfm rwkv nemotronh qwen3next qwen35 kimilinear recurrent",
         "it has layers that keep a state instead of keys and values",
     ),
-    ("gemma", "its norms multiply by 1 + weight, and its layers have more of them and another activation"),
+    ("gemma2", "it caps scores and logits: launches that cap are what it takes; Gemma 3 runs"),
+    ("gemma3n gemma4", "it has embeddings of each layer, and layers that share keys and values"),
+    ("gemma", "its norms multiply by 1 + weight, with another rounding of its embeddings; Gemma 3 runs"),
     (
         "phi3small",
         "its attention skips blocks of positions and its FFN has GEGLU: kernels for both are what it takes; "
@@ -168,7 +170,8 @@ def check_sizes(config: ConfigReader, family: ModelFamily, head_dim: int, positi
         RequiredEntry(("attention_chunk_size",), (0,), "attention in chunks is not built").check(config)
     RequiredEntry(("rotary_dim",), (head_dim,), "only whole heads are turned").check(config)
     scores = "scores are divided by the root of head_dim"
-    RequiredEntry(("query_pre_attn_scalar",), (head_dim,), scores).check(config)
+    if family.query_scalar is None:
+        RequiredEntry(("query_pre_attn_scalar",), (head_dim,), scores).check(config)
     if not family.has_multipliers:
         RequiredEntry(("attention_multiplier",), (head_dim**-0.5,), scores).check(config)
 

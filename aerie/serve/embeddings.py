@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from aerie.engine.numerics import F32Array, bf16, rms_norm, widen
+from aerie.engine.head import final_norm
+from aerie.engine.numerics import F32Array, bf16, widen
 from aerie.engine.session import Session
 from aerie.engine.strategies.strategy import Row
 from aerie.serve.common_fields import RequestFields, Text, Tokens, UnsupportedFields, prompt_list
@@ -57,7 +58,7 @@ class MeanPooler:
 
     def result(self) -> F32Array:
         model, hidden = self._model, np.array(self._rows, bf16)
-        normed = widen(rms_norm(hidden, model.final_norm, model.config.rms_norm_eps))
+        normed = widen(final_norm(model, hidden))
         mean = normed.mean(axis=0, dtype=np.float32)
         embedding: F32Array = mean / np.linalg.norm(mean)
         return embedding

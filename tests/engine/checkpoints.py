@@ -83,8 +83,8 @@ def write_checkpoint(
     logging.disable_progress_bar()  # on standard error, which tests read
     torch.manual_seed(seed)
     settings = {**SMALL, **changes}
-    make, config = (getattr(transformers, f"{family}{kind}") for kind in ("ForCausalLM", "Config"))
-    model = make(config(**settings)).to(getattr(torch, dtype))
+    make = getattr(transformers, f"{family}ForCausalLM")
+    model = make(make.config_class(**settings)).to(getattr(torch, dtype))
     sharpen(model)
     model.generation_config.eos_token_id = settings["eos_token_id"]
     model.save_pretrained(folder, max_shard_size=shard)

@@ -21,9 +21,9 @@ def f32(array):
     return array.astype(np.float32)
 
 
-def rms_norm(x, weight, eps):
+def rms_norm(x, weight, eps, offset):
     wide = f32(x)
-    return (wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps) * f32(weight)).astype(bf16)
+    return (wide / np.sqrt((wide**2).mean(-1, keepdims=True) + eps) * (f32(weight) + offset)).astype(bf16)
 
 
 def gemm(weight, x):
@@ -45,9 +45,10 @@ def rope(x, lut, head_dim):
     return turned.reshape(x.shape).astype(bf16)
 
 
-def swiglu(gate, up):
+def swiglu(gate, up, activation):
     wide = f32(gate)
-    return (wide / (1 + np.exp(-wide)) * f32(up)).astype(bf16)
+    twice = wide if activation == "silu" else np.sqrt(8 / np.pi) * (wide + 0.044715 * wide**3)
+    return (wide / (1 + np.exp(-twice)) * f32(up)).astype(bf16)
 
 
 def add(a, b):
@@ -127,7 +128,7 @@ class NumpyRunner:
         return self.before_attention(gemv, rope_row, **arrays)
 
     def norm(self, x, weight):
-        return rms_norm(x, weight, self.config.rms_norm_eps)
+        return rms_norm(x, weight, self.config.rms_norm_eps, self.config.family.norm_weight_offset)
 
     def before_attention(self, product, lut, *, x, attn_norm=None, **more):
         """Biases of queries, keys and values, and norms of their heads, where the model has them."""
@@ -163,7 +164,7 @@ class NumpyRunner:
         res1 = self.residual(x, self.norm(proj, after["attn_post_norm"]) if after else proj)
         normed = res1 if ffn_norm is None else self.norm(res1, ffn_norm)
         gate, up = product(w_gate, normed), product(w_up, normed)
-        gated = swiglu(gate, up)
+        gated = swiglu(gate, up, self.config.activation)
         down = product(w_down, gated)
         added = self.norm(down, after["ffn_post_norm"]) if after else down
         values = {"proj": proj, "res1": res1, "gate": gate, "up": up}

@@ -39,6 +39,14 @@ FAMILY_ROWS = {
         "family": "Qwen2",
         "entries": published("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"),
     },
+    "gemma3_text": {
+        "family": "Gemma3",
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 64,
+        "query_pre_attn_scalar": 168,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "pad_token_id": 0,
+    },
     "granite": {
         "family": "Granite",
         "embedding_multiplier": 12.0,
@@ -120,7 +128,15 @@ def with_partial_rotary(shape, number):
     }
 
 
-CHANGED = {"phi3": with_partial_rotary}
+def with_two_bases(shape, number):
+    """RoPE by kind of layer, and a list of kinds as long as there are layers."""
+    kinds = shape["layer_types"][: shape["num_hidden_layers"]]
+    local = {"rope_type": "default", "rope_theta": 1e4}
+    ropes = {"full_attention": shape["rope_parameters"], "sliding_attention": local}
+    return shape | {"layer_types": kinds, "rope_parameters": ropes, "head_dim": (64, 256, 96)[number % 3]}
+
+
+CHANGED = {"phi3": with_partial_rotary, "gemma3_text": with_two_bases}
 """What a family's random shapes have otherwise."""
 CASES = [(family, number) for family in FAMILY_ROWS for number in range(SHAPES_EACH)]
 
@@ -141,8 +157,10 @@ def test_random_shapes_in_numpy(family, number, make_checkpoint, numpy_model, ag
 @pytest.mark.parametrize("family", FAMILY_ROWS)
 def test_random_shapes_on_the_virtual_npu(family, make_checkpoint, against):
     """Families with the same layers have one shape, and so one set of programs to build."""
-    layers = f"{FAMILY_ROWS[family]['family'].lower().replace('mistral', 'llama')}"
-    folder = make_checkpoint(**random_shape(layers, 0) | FAMILY_ROWS[family])
+    layers = FAMILY_ROWS[family]["family"].lower()
+    layers = {"mistral": "llama", "gemma3": "gemma3_text"}.get(layers, layers)
+    shape = random_shape(layers, 0)
+    folder = make_checkpoint(**shape if family == layers else shape | FAMILY_ROWS[family])
     checkpoint = open_checkpoint(folder)
     # Models that fill in blocks run here as their classes in transformers do: a position sees none after it.
     one_by_one = replace(checkpoint, config=replace(checkpoint.config, diffusion=None))
@@ -159,17 +177,23 @@ def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
         json.dumps({**MINIMAL, "model_type": family, **FAMILY_ROWS[family].get("entries", {})})
     )
     ours = load_config(tmp_path)
-    theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}Config")(**MINIMAL)
+    theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}ForCausalLM").config_class(**MINIMAL)
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert ours.head_dim == head_dim
     for name in ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):
         assert getattr(ours, name) == getattr(theirs, name), name
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    ropes = theirs.rope_parameters
+    assert ours.rope_theta == ropes.get("full_attention", ropes)["rope_theta"]
+    assert ours.local_rope_theta == ropes.get("sliding_attention", {}).get("rope_theta")
+    assert ours.activation == getattr(theirs, "hidden_activation", "silu")
     assert ours.sliding_window == getattr(theirs, "sliding_window", None)
     if ours.family.has_multipliers:
         assert ours.multipliers == Multipliers(attention=theirs.attention_multiplier)
     turned = getattr(theirs, "no_rope_layers", None) or [1] * theirs.num_hidden_layers
     assert ours.layers_without_rope == {layer for layer, each in enumerate(turned) if not each}
+    if ours.local_rope_theta is not None:
+        kinds = enumerate(theirs.layer_types)
+        assert ours.local_layers == {layer for layer, kind in kinds if kind == "sliding_attention"}
     assert hasattr(transformers, ours.architecture)
 
 
@@ -276,7 +300,9 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("deepseek_v3", "mixture of experts"),
         ("gpt_oss", "mixture of experts"),
         ("qwen2_5_vl", "it reads images or sounds"),
-        ("gemma2", "its norms multiply by 1 + weight"),
+        ("gemma", "its norms multiply by 1 + weight"),
+        ("gemma2", "it caps scores and logits"),
+        ("gemma4_text", "it has embeddings of each layer"),
         ("phi3small", "its attention skips blocks of positions"),
         ("phimoe", "mixture of experts"),
         ("phi", "attention and FFN side by side, after a LayerNorm"),

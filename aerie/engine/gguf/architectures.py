@@ -29,6 +29,13 @@ OLMO2_NAMES = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
+GEMMA3_NAMES = {
+    **LAYER_NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
 MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 ROPE_FREQS = "rope_freqs.weight"
@@ -40,15 +47,18 @@ ROPE_TENSORS = (ROPE_FREQS, LONG_FACTORS, SHORT_FACTORS)
 @dataclass(frozen=True)
 class Architecture:
     """model_type: transformers' name for it. permutes_qk: whether the rows of queries and keys are permuted
-    in the file (block_tensors.py). layer_names: as LAYER_NAMES."""
+    in the file (block_tensors.py). norms_added: what the file has added to the weights of all norms.
+    layer_names: as LAYER_NAMES."""
 
     model_type: str
     permutes_qk: bool = False
+    norms_added: float = 0.0
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, hash=False)
 
 
 ARCHITECTURES = {
     "llama": Architecture("llama", permutes_qk=True),
+    "gemma3": Architecture("gemma3_text", norms_added=1.0, layer_names=GEMMA3_NAMES),
     "granite": Architecture("granite", permutes_qk=True),
     "olmo2": Architecture("olmo2", layer_names=OLMO2_NAMES),
     "phi3": Architecture("phi3"),

@@ -42,6 +42,7 @@ REFUSED = {
 }
 """MetadataReader of models that are not run, unless they are absent or 0."""
 
+GEMMA3_27B_LAYERS = 62
 EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """MetadataReader of the tokens that end an answer, after `tokenizer.ggml.`."""
 EOS_TEXTS = (
@@ -138,8 +139,13 @@ def config_entries(model: GGUFModel) -> dict[str, Any]:
 
 def _attention_scale(keys: MetadataReader, architecture: str, head_dim: int) -> dict[str, float]:
     """What scores are multiplied with, of a family with such a factor: llama.cpp has another default than
-    transformers."""
-    has_factor = FAMILIES[architecture].has_multipliers and not keys.get("attention.scale")
+    transformers, and knows by the number of layers that Gemma 3 27B has another one than its smaller sizes."""
+    family = FAMILIES[architecture]
+    if family.query_scalar is not None:
+        is_largest = keys.positive_int("block_count") == GEMMA3_27B_LAYERS
+        width, heads = keys.positive_int("embedding_length"), keys.positive_int("attention.head_count")
+        return {"query_pre_attn_scalar": width // heads if is_largest else head_dim}
+    has_factor = family.has_multipliers and not keys.get("attention.scale")
     return {"attention_multiplier": head_dim**-0.5} if has_factor else {}
 
 

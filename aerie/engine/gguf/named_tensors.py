@@ -48,7 +48,8 @@ def named_tensors(model: GGUFModel, config: Mapping[str, Any]) -> dict[str, Tens
         if name in ROPE_TENSORS or IGNORED.fullmatch(name):
             continue
         for called, tensor in _named(name, entry, architecture, sizes, model.tensors):
-            found[called] = tensor
+            added = architecture.norms_added if called.endswith("norm.weight") else 0.0
+            found[called] = replace(tensor, added=added) if added else tensor
     return found
 
 
