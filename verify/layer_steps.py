@@ -285,6 +285,7 @@ def _placed(*programs: Iterable[LayerStep]) -> Callable[[LayerStep], LayerStep]:
     names = {step.name for steps in programs for step in steps}
     if "attn_post_norm" not in names:
         return lambda step: step
+    changed: dict[str, dict[str, Any]]
     if "ffn_norm" not in names:
         changed = {"attn_residual": {"module_hook": ("mlp", "in")}}
     else:

@@ -216,7 +216,7 @@ def _text_part(config: ConfigReader) -> str:
     """What to take in place of a model of images or sounds whose text part would run by itself."""
     part = config.get("text_config") or config.get("llm_config")
     kind = part.get("model_type") if isinstance(part, dict) else None
-    if isinstance(kind, str):
+    if isinstance(kind, str) and kind not in FAMILIES:
         kind = kind.removesuffix("_text").removesuffix("_vl").replace("qwen2_5", "qwen2")
     if kind not in FAMILIES:
         return ""

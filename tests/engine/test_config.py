@@ -158,8 +158,18 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         ),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
-            "RoPE has full_attention .*, which the rule 'default' knows nothing of",
+            r"rope_parameters has \['full_attention'\]; RoPE by kind of layer needs 'full_attention' and ",
         ),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 1e6},
+                    "sliding_attention": {"rope_theta": 1e4},
+                }
+            },
+            "layers of sliding attention have RoPE of their own, and those of a LlamaForCausalLM have one for",
+        ),
+        ({"rope_local_base_freq": 1e4}, "layers of sliding attention have RoPE of their own"),
         (
             {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
             "rope_theta is 10000.0 in one place and 1000000.0 in another; which of them",
@@ -219,8 +229,8 @@ def test_refused(load, changes, message):
         ({"mlp_bias": True}, "only mlp_bias False is supported"),
         ({"qkv_bias": True}, "only qkv_bias False is supported"),
         ({"bias": 1}, "only bias False is supported"),
-        ({"hidden_act": "gelu"}, "only hidden_act 'silu' is supported"),
-        ({"hidden_activation": "relu2"}, "only hidden_activation 'silu' is supported"),
+        ({"hidden_act": "gelu"}, "only hidden_act 'silu', 'swish' and 'gelu_pytorch_tanh' are supported"),
+        ({"hidden_activation": "relu2"}, "only hidden_activation 'silu', 'swish' and 'gelu_pytorch"),
         ({"partial_rotary_factor": 0.5}, "only partial_rotary_factor 1.0 is supported"),
         ({"rotary_pct": 0.25}, "only rotary_pct 1.0 is supported"),
         ({"rotary_dim": 32}, "only rotary_dim 64 is supported"),
@@ -275,7 +285,11 @@ def test_a_fact_that_makes_another_model_is_refused_by_its_name(load, fact, want
             "of the kind qwen2, which runs: fetch the model of text that it was made from; only",
         ),
         ("InternVLChatModel", {"llm_config": {"model_type": "qwen3"}}, "of the kind qwen3, which runs"),
-        ("Gemma3ForConditionalGeneration", {"text_config": {"model_type": "gemma3_text"}}, ""),
+        (
+            "Gemma3ForConditionalGeneration",
+            {"text_config": {"model_type": "gemma3_text"}},
+            "of the kind gemma3_text, which runs",
+        ),
         ("Llama4ForConditionalGeneration", {"text_config": {"model_type": "llama4_text"}}, ""),
         ("SomeVLModel", {"text_config": 3}, ""),
         ("BertModel", {}, "it makes vectors of texts, and no answers"),

@@ -465,3 +465,35 @@ def test_large_weights_of_key_norms(make_checkpoint, tmp_path, numpy_model, agai
 
 def test_examples_are_documented():
     assert all(family.published_sizes in SOME_THAT_RUN for family in FAMILIES.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers: which of them have"),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_theta": 1e6},
+                    "sliding_attention": {"rope_type": "linear", "factor": 2.0},
+                }
+            },
+            "RoPE of layers of sliding attention has the rule 'linear'; only plain RoPE is supported there",
+        ),
+    ],
+)
+def test_local_layers_that_are_not_known(changes, reason, tmp_path):
+    entries = {**MINIMAL, "model_type": "gemma3_text", **changes}
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    with pytest.raises(ConfigError, match=reason):
+        load_config(tmp_path)
+
+
+def test_fewer_and_more_layers_have_all_kinds(tmp_path):
+    """Every sixth layer of Gemma 3 has full attention, or the last one of fewer."""
+    entries = {**MINIMAL, "model_type": "gemma3_text", "num_hidden_layers": 7}
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    config = load_config(tmp_path)
+    assert config.rope_of_layer == (1, 1, 1, 1, 1, 0, 1)
+    assert config.with_layers(2).rope_of_layer == (1, 0)
+    assert config.with_layers(13).rope_of_layer == (1, 1, 1, 1, 1, 0) * 2 + (1,)

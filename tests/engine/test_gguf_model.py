@@ -348,8 +348,8 @@ def test_every_token_that_ends_an_answer(llama, tmp_path):
 
 CHANGED = {
     "general.architecture": (
-        "gemma3",
-        r"general\.architecture is 'gemma3': its norms multiply by 1 \+ weight",
+        "gemma2",
+        r"general\.architecture is 'gemma2': it caps scores and logits",
     ),
     "llama.expert_count": (8, r"num_experts is 8: it is a mixture of experts"),
     "llama.logit_scale": (16.0, r"logits_scaling is 16\.0: no launch multiplies by a factor of the model"),
@@ -417,7 +417,7 @@ def test_files_that_are_no_models(architecture, llama, tmp_path, monkeypatch):
     wanted = {
         "clip": "it is the projector of images of a model, and no model: give the model's own file",
         "controlvector": "it is a control vector, and no model",
-        "": "there is no general.architecture; of GGUF files llama, granite, olmo2, phi3, qwen2, qwen3 and "
+        "": "there is no general.architecture; of GGUF files llama, gemma3, granite, olmo2, phi3, qwen2, qwen3 and "
         "smollm3 are run",
     }
     with pytest.raises(CheckpointError, match=wanted[architecture]):

@@ -1,4 +1,4 @@
-"""Gemma 3 (text): four norms per layer that multiply with 1 + weight, GeGLU, scaled embeddings, and two RoPE bases.
+"""Gemma 3 (text): four norms per layer that multiply with 1 + weight, GeGLU, and two RoPE bases.
 
 Layers of sliding attention turn heads by another base than those of full attention, which are every sixth.
 Norms keep f32 up to the product and round once. Embeddings are multiplied with the root of the hidden size in

@@ -139,7 +139,7 @@ def config_entries(model: GGUFModel) -> dict[str, Any]:
 
 def _attention_scale(keys: MetadataReader, architecture: str, head_dim: int) -> dict[str, float]:
     """What scores are multiplied with, of a family with such a factor: llama.cpp has another default than
-    transformers, and knows by the number of layers that Gemma 3 27B has another one than its smaller sizes."""
+    transformers, and tells Gemma 3 27B, whose factor differs, by its number of layers."""
     family = FAMILIES[architecture]
     if family.query_scalar is not None:
         is_largest = keys.positive_int("block_count") == GEMMA3_27B_LAYERS
