@@ -107,6 +107,8 @@ class CallRecorder:
         return
 
 
+NORMS_OF_HEADS_FIRST = ("gemma3_text",)
+"""Models of transformers that lay heads before positions already for the norms of queries and keys."""
 Captured = dict[tuple[int | None, str], F32Array]
 """Values by layer and step, one row per position. Layer None means outside of the layers."""
 
@@ -122,12 +124,13 @@ def capture_reference(
     import torch
 
     captured: Captured = {}
+    heads_first = model.config.model_type in NORMS_OF_HEADS_FIRST
     with torch.inference_mode(), ExitStack() as stack:
         for index, layer in enumerate(model.model.layers):
             for step in steps:
-                _watch(stack, layer, step, _keeper(captured, index, step.name, positions))
+                _watch(stack, layer, step, _keeper(captured, index, step.name, positions, heads_first))
         for step in head_steps(model):
-            _watch(stack, model, step, _keeper(captured, None, step.name, positions))
+            _watch(stack, model, step, _keeper(captured, None, step.name, positions, heads_first))
         model(torch.tensor([list(token_ids)]), use_cache=False)
     return captured
 
@@ -140,11 +143,15 @@ def _watch(stack: ExitStack, module: Any, step: LayerStep, keep: Callable[[Any],
         stack.callback(_hook(found, side, lambda value: keep(value[..., columns])))
 
 
-def _keeper(captured: Captured, layer: int | None, step: str, positions: Positions) -> Callable[[Any], None]:
-    """Return a hook that stores the rows of `positions`, flattened, from (1, all positions, ...)."""
+def _keeper(
+    captured: Captured, layer: int | None, step: str, positions: Positions, heads_first: bool
+) -> Callable[[Any], None]:
+    """Return a hook that stores the rows of `positions`, flattened, from (1, all positions, ...), or from
+    (1, heads, all positions, ...) where values of heads lie so."""
 
     def keep(value: Any) -> None:
-        captured[layer, step] = np.array(value[0][positions].flatten(1).float().numpy())
+        rows = value[0].transpose(0, 1) if heads_first and value.ndim == 4 else value[0]
+        captured[layer, step] = np.array(rows[positions].flatten(1).float().numpy())
 
     return keep
 

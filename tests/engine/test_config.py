@@ -117,12 +117,12 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         (
             {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
             r"the architecture is MixtralForCausalLM \(model_type 'mixtral'\): it is a mixture of experts, "
-            r"in which each token takes weights of its own; only GraniteForCausalLM.* and \w+ForCausalLM are "
+            r"in which each token takes weights of its own; only Gemma3ForCausalLM.* and \w+ForCausalLM are "
             r"supported \(README\.md, Models that run\)$",
         ),
         (
             {"model_type": "arcee"},
-            r"architecture is not named \(model_type 'arcee'\); only GraniteForCausalLM",
+            r"architecture is not named \(model_type 'arcee'\); only Gemma3ForCausalLM",
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
@@ -167,7 +167,7 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
                     "sliding_attention": {"rope_theta": 1e4},
                 }
             },
-            "layers of sliding attention have RoPE of their own, and those of a LlamaForCausalLM have one for",
+            "layers of sliding attention have RoPE of their own, and those of a LlamaForCausalLM have",
         ),
         ({"rope_local_base_freq": 1e4}, "layers of sliding attention have RoPE of their own"),
         (

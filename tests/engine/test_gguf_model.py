@@ -417,8 +417,8 @@ def test_files_that_are_no_models(architecture, llama, tmp_path, monkeypatch):
     wanted = {
         "clip": "it is the projector of images of a model, and no model: give the model's own file",
         "controlvector": "it is a control vector, and no model",
-        "": "there is no general.architecture; of GGUF files llama, gemma3, granite, olmo2, phi3, qwen2, qwen3 and "
-        "smollm3 are run",
+        "": "there is no general.architecture; of GGUF files llama, gemma3, granite, olmo2, phi3, qwen2, "
+        "qwen3 and smollm3 are run",
     }
     with pytest.raises(CheckpointError, match=wanted[architecture]):
         load_config(path)
