@@ -16,7 +16,7 @@ from aerie.engine.numerics import bf16
 from aerie.virtual_npu.objects import load_host_code
 
 CAPACITY = 300
-SHAPES = [(4, 4, 32), (4, 2, 64), (6, 1, 96), (1, 1, 128), (7, 1, 160), (32, 8, 64)]
+SHAPES = [(4, 4, 32), (4, 2, 64), (6, 1, 96), (1, 1, 128), (7, 1, 160), (4, 1, 256), (32, 8, 64)]
 
 PLAIN = {"native": "", "numpy": "host_code"}
 """AERIE_PLAIN for each form."""

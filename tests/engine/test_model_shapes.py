@@ -40,8 +40,9 @@ SHAPES = {
         "intermediate_size": 704,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },
-    "one head, an FFN whose rows come in pieces": {
+    "one head of 192, an FFN whose rows come in pieces": {
         "hidden_size": 64,
+        "head_dim": 192,
         "num_attention_heads": 1,
         "num_key_value_heads": 1,
         "intermediate_size": 11008,
@@ -52,12 +53,6 @@ SHAPES = {
         "sliding_window": PROMPT_TOKENS + FED_TOKENS,
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    },
-    "heads of 192, two for each KV head": {
-        "hidden_size": 384,
-        "head_dim": 192,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
     },
     "heads of 256, four for one KV head, as Gemma 3 270M": {
         "family": "Qwen3",

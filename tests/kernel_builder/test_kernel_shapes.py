@@ -236,8 +236,9 @@ MODELS_SHAPES = {
     "cache_update": [
         {**STATIC, "block": block, "max_len": m, "n_kv_heads": kv, "head_dim": dim}
         for block, m in ((4, 512), (4, 2048), (16, 2048), (32, 16384))
-        for kv, dim in ((2, 64), (8, 128), (1, 256))
-    ],
+        for kv, dim in ((2, 64), (8, 128))
+    ]
+    + [{**STATIC, "block": 32, "max_len": 8192, "n_kv_heads": 1, "head_dim": 256}],
     "gemm": [
         {"m": 2048, "k": k, "n": n, "b_transposed": transposed}
         for k, n in ((2048, 2048), (2048, 512), (2048, 8192), (8192, 2048))
@@ -350,11 +351,12 @@ def test_streams_of_two_dimensions_are_cut_along_the_first() -> None:
             flash_attention._l1_bytes(32, 64, 32),
             8192,
         ),
+        (partial(flash_attention.build, 64, 64, 2, 1, 256), flash_attention._l1_bytes(8, 32, 256, 1), 0),
         (partial(gemv.build, 64, 2048), l1_bytes(gemv._l1_buffers(2048, 8, 4, 2048)), 16),
         (partial(gemv.build, 64, 14336), l1_bytes(gemv._l1_buffers(14336, 8, 1, 7168)), 16),
         (partial(gemm.build, 512, 512, 512), gemm_tiles.choose_tiles(512, 512, 512).l1_bytes, 0),
     ],
-    ids=["attention", "attention with a buffer for the next stage", "gemv", "gemv in pieces", "gemm"],
+    ids=["attention", "attention with a next stage's buffer", "wide heads", "gemv", "gemv in pieces", "gemm"],
 )
 def test_counted_l1_is_the_l1_in_use(build: Any, counted: int, single: int) -> None:
     """single: bytes of buffers that a C++ function may read before it writes them. A kernel keeps room for a
