@@ -100,6 +100,7 @@ class LaunchEvents:
         self.macs = self.ddr_bytes = 0
         self._first = self._iterations = 0
         self._cores: dict[Core, _CoreState] = {}
+        self._herds: dict[HerdOp, str] = {}
         self._fills: defaultdict[SSAValue, _Fill] = defaultdict(_Fill)
         self._chain: dict[object, Event] = {}
         self._begun: set[object] = set()
@@ -107,7 +108,7 @@ class LaunchEvents:
         self._turns: defaultdict[object, int] = defaultdict(int)
         self._pairs: dict[_Turn, tuple[Event, set[str]]] = {}
         self._ports: defaultdict[tuple[Core, bool], dict[Operation, int]] = defaultdict(dict)
-        self._shim_parts: defaultdict[bool, int] = defaultdict(int)
+        self._shims: defaultdict[bool, list[tuple[Resource, int]]] = defaultdict(list)
         self._ids: dict[Operation, tuple[int, ...]] = {}
         self._sides: dict[Operation, tuple[TransferSide, ...]] = {}
         self._parts = _parts_of_buffers(launch, self._used_ids)
@@ -127,10 +128,10 @@ class LaunchEvents:
 
     def limit_shim(self) -> None:
         """Share the channels of the shim tiles among more streams than there are."""
-        for resource_key, resource in self.resources.items():
-            if resource.kind == "shim":
-                reads = isinstance(resource_key, tuple) and resource_key[0] == "shim-in"
-                resource.rate *= min(1.0, SHIM_CHANNELS / max(1, self._shim_parts[reads]))
+        for shims in self._shims.values():
+            parts = sum(parts for _, parts in shims)
+            for shim, _ in shims:
+                shim.rate *= min(1.0, SHIM_CHANNELS / parts)
 
     def _walk(self, steps: Sequence[Step], scope: _Scope) -> None:
         for step in steps:
@@ -181,7 +182,7 @@ class LaunchEvents:
             if not isinstance(op, HerdOp):
                 self._walk(steps, _Scope(known))
                 continue
-            name = (op.sym_name or f"herd{len(self._cores)}", ids)
+            name = (op.sym_name or self._herds.setdefault(op, f"herd {len(self._herds)}"), ids)
             state = self._core(name)
             self._walk(steps, _Scope(known, state, name, op))
             state.pending += self.parameters.loop_cycles
@@ -324,10 +325,13 @@ class LaunchEvents:
         return self._resource(("memtile", side.reads, chain), lambda: _name(op, "memtile"), "memtile", rate)
 
     def _shim(self, reads: bool, chain: tuple[object, ...], parts: int, op: Operation) -> Resource:
-        key = ("shim-in" if reads else "shim-out", chain)
-        if key not in self.resources:
-            self._shim_parts[reads] += parts
-        return self._resource(key, lambda: _name(op, key[0]), "shim", self.parameters.shim_bytes * parts)
+        where = "shim in" if reads else "shim out"
+        is_new = (where, chain) not in self.resources
+        rate = self.parameters.shim_bytes * parts
+        shim = self._resource((where, chain), lambda: _name(op, where), "shim", rate)
+        if is_new:
+            self._shims[reads].append((shim, parts))
+        return shim
 
     def _core_port(self, op: Operation, reads: bool, scope: _Scope) -> Resource:
         """One of the two channels of a core's DMA in this direction; transfers of the text take turns."""
