@@ -19,7 +19,7 @@ def may_run_on(op: Operation, herd: HerdOp, bindings: Known) -> bool:
         if parent is herd:
             return True
         if isinstance(parent, affine.IfOp | scf.IfOp):
-            holds = _holds(parent, bindings)
+            holds = condition_holds(parent, bindings)
             if holds is not None and holds != (child.parent is parent.regions[0].block):
                 return False
         child = parent
@@ -34,7 +34,7 @@ def is_dead(op: Operation) -> bool:
             spaces = map(iteration_range, parent.regions[0].block.args)
             if any(space is not None and _is_empty(space) for space in spaces):
                 return True
-        holds = _holds(parent, {}) if isinstance(parent, scf.IfOp) else None
+        holds = condition_holds(parent, {}) if isinstance(parent, scf.IfOp) else None
         if holds is not None and holds != (child.parent is parent.regions[0].block):
             return True
         child = parent
@@ -46,7 +46,7 @@ def _is_empty(space: IndexRange) -> bool:
     return low is not None and high is not None and bool(step) and high <= low
 
 
-def _holds(op: affine.IfOp | scf.IfOp, bindings: Known) -> bool | None:
+def condition_holds(op: affine.IfOp | scf.IfOp, bindings: Known) -> bool | None:
     """Whether the condition holds on this core; None where it depends on more than the tile ids."""
     operands = constant_ints(op.operands, bindings)
     if operands is None or isinstance(op, scf.IfOp):

@@ -1,0 +1,452 @@
+"""The events of a launch: its transfers and what its cores compute between them, in a graph of who waits for whom.
+
+As mlir-air lowers a program, nobody walks its text at run time: each DMA channel has its own chain of
+descriptors, each core its own loop, and locks on buffers are all that orders them. So the text is walked once,
+in its order, and each transfer waits only for
+
+- the transfer before it on its channel, and what its channels and streams still do (replay.py),
+- the data: the transfers that filled the buffer it reads,
+- room: a buffer in a loop is doubled (ping-pong), so it waits for the readers of the data before the last.
+
+A transfer that cores share, since its offsets do not depend on their ids, is one broadcast. A transfer between
+L3 and L2 is spread over the memtiles of the cores that it serves (air-split-l2-memref).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects import affine, scf
+from xdsl.ir import Operation, SSAValue
+
+from aerie.air_dialect.index_analysis import constant_int, leaves
+from aerie.air_dialect.ops import (
+    ChannelOp,
+    ChannelPutOp,
+    ChannelTransferOp,
+    DmaMemcpyNdOp,
+    HerdOp,
+    HierarchyOp,
+    LaunchOp,
+)
+from aerie.air_dialect.values import root_value
+from aerie.device.conditions import condition_holds
+from aerie.device.transfers import TransferSide, extents, transfer_sides
+from aerie.virtual_npu.timing.bodies import LOOPS, Bodies, Step, TimingError, walked_trips
+from aerie.virtual_npu.timing.core_costs import buffer_bytes
+from aerie.virtual_npu.timing.parameters import Parameters
+from aerie.virtual_npu.timing.replay import Event, Resource
+
+L3, L2, L1 = 0, 1, 2
+COLUMNS = 8
+SHIM_CHANNELS = 16
+"""Of NPU2 in each direction: 2 in each of 8 columns (aerie.device.npu2)."""
+MAX_EVENTS = 600_000
+"""Of one point of a launch: more would take minutes and gigabytes."""
+Core = tuple[str, tuple[int, ...]]
+
+
+@dataclass
+class _Fill:
+    """What one buffer of L2 holds now, and held before: who wrote it and who reads it."""
+
+    writers: list[Event] = field(default_factory=list)
+    readers: list[Event] = field(default_factory=list)
+    readers_before: list[Event] = field(default_factory=list)
+    room: list[Event] = field(default_factory=list)
+    """Who must be done before what is there now may be written."""
+
+
+@dataclass
+class _CoreState:
+    """Where one core is: its last event, the work since then, and the transfers it must wait for."""
+
+    resource: Resource
+    last: Event | None = None
+    pending: float = 0.0
+    waits: dict[object, Event] = field(default_factory=dict)
+    arrivals: dict[SSAValue, Event | None] = field(default_factory=dict)
+    """The core's event before it last took a buffer's data: from then on the half before that is free."""
+    sent: dict[SSAValue, Event] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """Where a step runs: the indices that are known, the core, and whether a loop of its body is around it."""
+
+    known: dict[SSAValue, int]
+    core: _CoreState | None = None
+    core_name: Core | None = None
+    herd: HerdOp | None = None
+    in_loop: bool = False
+
+
+class LaunchEvents:
+    """The events of some points of a launch, one point after the other."""
+
+    def __init__(self, launch: LaunchOp, bodies: Bodies, known: dict[SSAValue, int]) -> None:
+        self.launch, self.bodies, self.known = launch, bodies, known
+        self.parameters: Parameters = bodies.parameters
+        self.events: list[Event] = []
+        self.resources: dict[object, Resource] = {}
+        self.macs = self.ddr_bytes = 0
+        self._cores: dict[Core, _CoreState] = {}
+        self._fills: defaultdict[SSAValue, _Fill] = defaultdict(_Fill)
+        self._chain: dict[object, Event] = {}
+        self._shared: dict[object, Event] = {}
+        self._turns: defaultdict[object, int] = defaultdict(int)
+        self._pairs: dict[object, tuple[Event, set[str]]] = {}
+        self._ports: dict[object, int] = {}
+        self._shim_parts: defaultdict[bool, int] = defaultdict(int)
+        self._ids: dict[Operation, tuple[int, ...]] = {}
+        self._parts = _parts_of_buffers(launch, self._used_ids)
+        self._channels = {op.sym_name: op for op in bodies.module.walk() if isinstance(op, ChannelOp)}
+
+    # ---- walking ----
+
+    def walk_point(self, ids: Sequence[int]) -> None:
+        """Add the events of one point. Raises TimingError for what cannot be followed."""
+        self._first = len(self.events)
+        known = {**self.known, **dict(zip(self.launch.ids, ids, strict=True))}
+        self._walk(self.bodies.steps(self.launch.body.block), _Scope(known))
+        for state in self._cores.values():
+            self._flush(state)
+        self._check_pairs()
+
+    def limit_shim(self) -> None:
+        """Share the channels of the shim tiles among more streams than there are."""
+        for resource_key, resource in self.resources.items():
+            if resource.kind == "shim":
+                reads = isinstance(resource_key, tuple) and resource_key[0] == "shim-in"
+                resource.rate *= min(1.0, SHIM_CHANNELS / max(1, self._shim_parts[reads]))
+
+    def _walk(self, steps: Sequence[Step], scope: _Scope) -> None:
+        for step in steps:
+            op = step.op
+            if op is None:
+                if scope.core is not None:
+                    scope.core.pending += step.work.cycles
+                    self.macs += step.work.macs
+            elif isinstance(op, DmaMemcpyNdOp):
+                self._dma(op, scope)
+            elif isinstance(op, ChannelTransferOp):
+                self._channel(op, scope)
+            elif isinstance(op, HierarchyOp):
+                self._hierarchy(op, scope)
+            elif isinstance(op, scf.IfOp | affine.IfOp):
+                self._branch(op, step, scope)
+            elif op.name in LOOPS:
+                self._loop(op, step, scope)
+            else:
+                for body in step.bodies:
+                    self._walk(body, scope)
+
+    def _loop(self, op: Operation, step: Step, scope: _Scope) -> None:
+        variables = walked_trips(op, self.bodies, scope.known)
+        inside = _Scope(scope.known, scope.core, scope.core_name, scope.herd, in_loop=True)
+        for values in itertools.product(*(trips for _, trips in variables)):
+            for (variable, _), value in zip(variables, values, strict=True):
+                scope.known[variable] = value
+            self._walk(step.bodies[0], inside)
+            if scope.core is not None:
+                scope.core.pending += self.parameters.loop_cycles
+
+    def _branch(self, op: scf.IfOp | affine.IfOp, step: Step, scope: _Scope) -> None:
+        """An arm; the first where data decides, which holds the transfers if only one does."""
+        holds = condition_holds(op, scope.known)
+        arm = 0 if holds is None or holds else 1
+        if arm < len(step.bodies):
+            self._walk(step.bodies[arm], scope)
+
+    def _hierarchy(self, op: HierarchyOp, scope: _Scope) -> None:
+        sizes = [constant_int(size, scope.known) or 1 for size in op.sizes]
+        steps = self.bodies.steps(op.body.block)
+        for ids in itertools.product(*map(range, sizes)):
+            known = {**scope.known, **dict(zip(op.ids, ids, strict=True))}
+            if not isinstance(op, HerdOp):
+                self._walk(steps, _Scope(known))
+                continue
+            name = (op.sym_name or f"herd{len(self._cores)}", ids)
+            state = self._core(name)
+            self._walk(steps, _Scope(known, state, name, op))
+            state.pending += self.parameters.loop_cycles
+
+    def _core(self, name: Core) -> _CoreState:
+        if name not in self._cores:
+            resource = self._resource(("core", name), f"{name[0]}{list(name[1])}", "core", 0.0)
+            self._cores[name] = _CoreState(resource)
+        return self._cores[name]
+
+    # ---- cores ----
+
+    def _flush(self, state: _CoreState) -> Event | None:
+        """The event of what a core has computed since its last; returns the last."""
+        if state.pending or state.waits:
+            event = self._add([state.resource], state.pending)
+            event.after(state.last)
+            for transfer in state.waits.values():
+                event.after(transfer)
+            state.last, state.pending, state.waits = event, 0.0, {}
+        return state.last
+
+    def _receive(self, event: Event, buffer: SSAValue, scope: _Scope) -> None:
+        """A core takes what a transfer brings; the transfer waits for room."""
+        state = scope.core
+        assert state is not None
+        if buffer in state.waits or state.pending:
+            self._flush(state)
+        if scope.in_loop or buffer in state.arrivals:
+            room = state.arrivals.get(buffer) if scope.in_loop else state.last
+            event.after(room)
+        state.arrivals[buffer] = state.last
+        state.waits[buffer] = event
+        state.pending += self.parameters.lock_cycles
+
+    def _send(self, event: Event, buffer: SSAValue, scope: _Scope) -> None:
+        """A core hands over what a transfer takes away; it goes on when the transfer before is done."""
+        state = scope.core
+        assert state is not None
+        event.after(self._flush(state))
+        before = state.sent.get(buffer) if scope.in_loop else event
+        state.sent[buffer] = event
+        state.pending += self.parameters.lock_cycles
+        if before is not None:
+            state.waits[("sent", buffer)] = before
+
+    # ---- transfers ----
+
+    def _dma(self, op: DmaMemcpyNdOp, scope: _Scope) -> None:
+        sides = {side.reads: side for side in transfer_sides(op)}
+        if len(sides) < 2:
+            return
+        source, target = sides[True], sides[False]
+        key = self._sharing_key(op, source, scope)
+        event = self._shared.get(key)
+        if event is None:
+            event = self._shared[key] = self._transfer(op, key, source, target, scope)
+        elif target.space == L1:
+            self._add_receiver(event, op, scope)
+        self._touch(event, source, scope)
+        self._touch(event, target, scope)
+
+    def _sharing_key(self, op: DmaMemcpyNdOp, source: TransferSide, scope: _Scope) -> object:
+        """Equal for cores that get the same data at the same turn."""
+        if scope.herd is None:
+            return (op, self._turn((op, None)))
+        used = self._used_ids(op, scope.herd) if source.space != L1 else range(len(scope.herd.ids))
+        ids = tuple(scope.known[scope.herd.ids[i]] for i in used)
+        return (op, ids, self._turn((op, scope.core_name)))
+
+    def _turn(self, key: object) -> int:
+        self._turns[key] += 1
+        return self._turns[key]
+
+    def _used_ids(self, op: Operation, herd: HerdOp) -> tuple[int, ...]:
+        """Which coordinates of a core the far end of its transfer depends on."""
+        if op not in self._ids:
+            far = [side for side in transfer_sides(op) if side.space != L1]
+            found = {leaf for side in far for offset in side.offsets for leaf in leaves(offset)}
+            self._ids[op] = tuple(i for i, id_ in enumerate(herd.ids) if id_ in found)
+        return self._ids[op]
+
+    def _transfer(
+        self, op: Operation, key: object, source: TransferSide, target: TransferSide, scope: _Scope
+    ) -> Event:
+        nbytes = _bytes(source) or _bytes(target)
+        chain = key[:2] if isinstance(key, tuple) and len(key) > 2 else (op,)
+        resources = [self._end(op, side, chain, scope) for side in (source, target)]
+        return self._new_transfer(resources, nbytes, (source, target), ("chain", chain))
+
+    def _new_transfer(
+        self, resources: list[Resource], nbytes: int, sides: Sequence[TransferSide], chain: object
+    ) -> Event:
+        outside = [side for side in sides if side.space == L3]
+        overhead = self.parameters.shim_task_cycles if outside else self.parameters.bd_cycles
+        event = self._add(resources, overhead, nbytes)
+        for side in outside:
+            self._use_ddr(event, side, nbytes)
+        event.after(self._chain.get(chain))
+        self._chain[chain] = event
+        return event
+
+    def _use_ddr(self, event: Event, side: TransferSide, nbytes: int) -> None:
+        runs = max(1, nbytes // max(1, contiguous_bytes(side)))
+        event.ddr_bytes += nbytes + runs * self.parameters.ddr_burst_bytes
+        self.ddr_bytes += nbytes
+
+    def _end(self, op: Operation, side: TransferSide, chain: tuple[object, ...], scope: _Scope) -> Resource:
+        """The channel at one end of a transfer."""
+        if side.space == L1 and scope.core_name is not None:
+            return self._core_port(op, side.reads, scope)
+        if side.space == L3:
+            other = self._parts.get(root_value(side.other), 1) if side.other is not None else 1
+            return self._shim(side.reads, chain, other, op)
+        parts = self._parts.get(root_value(side.memref), 1) if scope.core is None else 1
+        name = _name(op, "memtile")
+        rate = self.parameters.stream_bytes * parts
+        return self._resource(("memtile", side.reads, chain), name, "memtile", rate)
+
+    def _shim(self, reads: bool, chain: tuple[object, ...], parts: int, op: Operation) -> Resource:
+        key = ("shim-in" if reads else "shim-out", chain)
+        if key not in self.resources:
+            self._shim_parts[reads] += parts
+        return self._resource(key, _name(op, key[0]), "shim", self.parameters.shim_bytes * parts)
+
+    def _core_port(self, op: Operation, reads: bool, scope: _Scope) -> Resource:
+        """One of the two channels of a core's DMA in this direction; transfers of the text take turns."""
+        assert scope.core_name is not None
+        key = (scope.core_name, reads)
+        port = self._ports.setdefault((key, op), sum(k[0] == key for k in self._ports) % 2)  # type: ignore[index]
+        name = f"{scope.core_name[0]}{list(scope.core_name[1])} {'out' if reads else 'in'} {port}"
+        return self._resource(("port", key, port), name, "stream", self.parameters.stream_bytes)
+
+    def _add_receiver(self, event: Event, op: Operation, scope: _Scope) -> None:
+        port = self._core_port(op, False, scope)
+        if port not in event.resources:
+            event.resources.append(port)
+
+    def _touch(self, event: Event, side: TransferSide, scope: _Scope) -> None:
+        """What the buffer at one end lets the transfer wait for."""
+        root = root_value(side.memref)
+        if side.space == L2:
+            self._touch_l2(event, side, scope)
+        elif side.space == L1 and scope.core is not None:
+            (self._send if side.reads else self._receive)(event, root, scope)
+
+    def _touch_l2(self, event: Event, side: TransferSide, scope: _Scope) -> None:
+        fill = self._fills[root_value(side.memref)]
+        if side.reads:
+            for writer in fill.writers:
+                event.after(writer)
+            fill.readers.append(event)
+            return
+        if fill.readers:
+            fill.room = fill.readers_before if scope.in_loop else fill.readers
+            fill.readers_before, fill.readers, fill.writers = fill.readers, [], []
+        for reader in fill.room:
+            event.after(reader)
+        fill.writers.append(event)
+
+    # ---- channels ----
+
+    def _channel(self, op: ChannelTransferOp, scope: _Scope) -> None:
+        sides = transfer_sides(op)
+        channel = self._channels.get(op.chan_name)
+        if not sides or channel is None:
+            return
+        (side,) = sides
+        given = tuple(constant_int(index, scope.known) or 0 for index in op.indices)
+        index = tuple(i if size > 1 else 0 for i, size in zip(given, channel.size, strict=False)) or (0,)
+        end = "put" if isinstance(op, ChannelPutOp) else "get"
+        chain = (channel.sym_name, index)
+        key = (*chain, self._turn((chain, end, given)))
+        event = self._pair(key, end, chain, _bytes(side))
+        resource = self._channel_end(op, side, channel, chain, scope)
+        if resource not in event.resources:
+            event.resources.append(resource)
+        if side.space == L3:
+            event.cycles = self.parameters.shim_task_cycles
+            self._use_ddr(event, side, event.nbytes)
+        self._touch(event, side, scope)
+
+    def _pair(self, key: object, end: str, chain: object, nbytes: int) -> Event:
+        if key not in self._pairs:
+            self._pairs[key] = (self._new_transfer([], nbytes, (), ("chain", chain)), set())
+        event, ends = self._pairs[key]
+        ends.add(end)
+        return event
+
+    def _channel_end(
+        self, op: Operation, side: TransferSide, channel: ChannelOp, chain: tuple[object, ...], scope: _Scope
+    ) -> Resource:
+        if "cascade" in channel.channel_type:
+            name, rate = f"@{channel.sym_name}{list(chain[1])}", self.parameters.cascade_bytes  # type: ignore[call-overload]
+            return self._resource(("cascade", chain), name, "cascade", rate)
+        return self._end(op, side, chain, scope)
+
+    def _check_pairs(self) -> None:
+        """Raises TimingError if a channel has a put without its get, or a get without its put."""
+        for key, (_, ends) in self._pairs.items():
+            if len(ends) < 2:
+                name, index, turn = key  # type: ignore[misc]
+                raise TimingError(
+                    f"channel @{name}{list(index)} has {turn} transfers or more on its {min(ends)} side and fewer "
+                    "on the other, so the program would hang: `aerie vnpu run` shows where"
+                )
+        self._pairs.clear()
+
+    # ---- what they share ----
+
+    def _add(self, resources: list[Resource], cycles: float, nbytes: int = 0) -> Event:
+        if len(self.events) - self._first >= MAX_EVENTS:
+            raise TimingError(
+                f"one point of launch {launch_name(self.launch)} has more than {MAX_EVENTS} transfers and pieces of "
+                "work, which the timing model does not replay: move more data in one transfer, or divide "
+                "the launch into more points"
+            )
+        event = Event(resources, cycles, nbytes)
+        self.events.append(event)
+        return event
+
+    def _resource(self, key: object, name: str, kind: str, rate: float) -> Resource:
+        if key not in self.resources:
+            self.resources[key] = Resource(name, kind, rate)
+        return self.resources[key]
+
+
+def launch_name(launch: LaunchOp) -> str:
+    """The name of a launch: its own, or that of its first segment, herd or function."""
+    if launch.sym_name:
+        return launch.sym_name
+    named = [op.sym_name for op in launch.walk() if isinstance(op, HierarchyOp) and op.sym_name]
+    return named[0].removesuffix("_segment") if named else "launch"
+
+
+def contiguous_bytes(side: TransferSide) -> int:
+    """The bytes that lie one after the other at the inner end of a transfer's walk."""
+    run = 1
+    for size, stride in reversed(side.known_dims or []):
+        if stride != run:
+            break
+        run *= size
+    return max(1, run * side.bits // 8)
+
+
+def _bytes(side: TransferSide) -> int:
+    if None in side.sizes:
+        return buffer_bytes(side.type)
+    return math.prod(size for size in side.sizes if size is not None) * side.bits // 8
+
+
+def _name(op: Operation, where: str) -> str:
+    side = transfer_sides(op)
+    outer = next((s for s in side if s.space == L3), side[0] if side else None)
+    hint = None if outer is None else outer.memref.name_hint
+    what = f"@{op.chan_name}" if isinstance(op, ChannelTransferOp) else hint or "dma"
+    return f"{where} {what}"
+
+
+def _parts_of_buffers(launch: LaunchOp, used: object) -> dict[SSAValue, int]:
+    """Over how many memtiles each buffer of L2 is spread: as many as groups of cores have a part of it each."""
+    parts: dict[SSAValue, int] = {}
+    for op in launch.walk():
+        herd = _herd_around(op)
+        if not isinstance(op, DmaMemcpyNdOp) or herd is None:
+            continue
+        for side in transfer_sides(op):
+            if side.space == L2:
+                groups = math.prod(extents(herd)[i] for i in used(op, herd))  # type: ignore[operator]
+                root = root_value(side.memref)
+                parts[root] = max(parts.get(root, 1), min(COLUMNS, groups))
+    return parts
+
+
+def _herd_around(op: Operation) -> HerdOp | None:
+    parent = op.parent_op()
+    while parent is not None and not isinstance(parent, HerdOp):
+        parent = parent.parent_op()
+    return parent

@@ -1,0 +1,99 @@
+"""`predict`: the time of a program on NPU2, from its text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.ops import LaunchOp
+from aerie.air_dialect.parser_printer import AirParseError, parse
+from aerie.device.errors import ParseError
+from aerie.virtual_npu.timing.bodies import Bodies, TimingError
+from aerie.virtual_npu.timing.events import LaunchEvents, launch_name
+from aerie.virtual_npu.timing.parameters import DEFAULT, Parameters
+from aerie.virtual_npu.timing.prediction import LaunchPrediction, PartPrediction, Prediction
+from aerie.virtual_npu.timing.replay import Replay, replay
+
+EVENTS_ENOUGH = 60_000
+"""With so many events replayed, the other points of a launch are extrapolated."""
+MIN_POINTS = 3
+
+
+def predict(text: str, parameters: Parameters = DEFAULT, filename: str = "<input>") -> Prediction:
+    """The predicted time of one execution of a program, launch by launch.
+
+    text: MLIR of the AIR dialect, as `aircc` takes it. filename names it in messages. Raises ParseError for text
+    that does not parse, TimingError for a program that the model cannot follow.
+    """
+    try:
+        module = parse(text, filename, check_loops=True)
+    except AirParseError as error:
+        raise ParseError(str(error)) from error
+    bodies = Bodies(module, parameters)
+    launches = [op for op in module.walk() if isinstance(op, LaunchOp)]
+    if not launches:
+        raise TimingError(
+            f"{filename} has no air.launch, so there is nothing to time: give a program before it is lowered"
+        )
+    return Prediction(tuple(_launch(launch, bodies, i == 0) for i, launch in enumerate(launches)))
+
+
+def _launch(launch: LaunchOp, bodies: Bodies, is_first: bool) -> LaunchPrediction:
+    sizes = [constant_int(size) or 1 for size in launch.sizes]
+    points = math.prod(sizes)
+    events = LaunchEvents(launch, bodies, {})
+    chosen = _walk_points(events, sizes, points)
+    events.limit_shim()
+    result = replay(events.events, bodies.parameters)
+    if result.done < len(events.events):
+        raise TimingError(
+            f"launch {launch_name(launch)}: {len(events.events) - result.done} of {len(events.events)} events wait "
+            "for each other, so the program would hang: `aerie vnpu run` shows where"
+        )
+    return _summary(launch, events, result, (points, chosen), is_first)
+
+
+def _walk_points(events: LaunchEvents, sizes: Sequence[int], points: int) -> int:
+    """Walk enough points of a launch, spread evenly over its grid; returns how many."""
+    events.walk_point(_ids(sizes, 0))
+    each = max(1, len(events.events))
+    chosen = min(points, max(MIN_POINTS, EVENTS_ENOUGH // each))
+    for i in range(1, chosen):
+        events.walk_point(_ids(sizes, i * points // chosen))
+    return chosen
+
+
+def _ids(sizes: Sequence[int], number: int) -> list[int]:
+    ids = []
+    for size in reversed(sizes):
+        ids.append(number % size)
+        number //= size
+    return ids[::-1]
+
+
+def _summary(
+    launch: LaunchOp, events: LaunchEvents, result: Replay, counts: tuple[int, int], is_first: bool
+) -> LaunchPrediction:
+    parameters = events.parameters
+    points, chosen = counts
+    scale = points / chosen
+    us = scale / (parameters.clock_ghz * 1e3)
+    start = parameters.dispatch_us if is_first else parameters.launch_us
+    path = {kind: cycles * us for kind, cycles in result.path.items() if cycles > 0}
+    path["dispatch"] = start
+    parts = [
+        PartPrediction(one.name, one.kind, one.busy * us, int(one.nbytes * scale))
+        for one in events.resources.values()
+    ]
+    return LaunchPrediction(
+        name=launch_name(launch),
+        us=result.cycles * us + start,
+        limited_by=max(path, key=lambda kind: path[kind]),
+        path_us=dict(sorted(path.items(), key=lambda item: -item[1])),
+        parts=tuple(parts),
+        ddr_bytes=int(events.ddr_bytes * scale),
+        macs=int(events.macs * scale),
+        points=points,
+        simulated_points=chosen,
+    )

@@ -1,0 +1,217 @@
+"""The parameters of the timing model of NPU2: one table with the value, unit, source and range of each.
+
+A parameter stands for one mechanism of the array (a clock, a width, a latency), never for one of our kernels.
+Where several boards differ, the value is that of the registry of mlir-air (Strix, "RyzenAI-npu4", turbo), and
+the range covers the others. No value was measured by us: we have no board.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from aerie.virtual_npu.errors import OptionError
+
+MAX_PARAMETERS = 25
+"""The limit that keeps this a model of mechanisms."""
+
+
+def _parameter(value: float, unit: str, low: float, high: float, meaning: str, source: str) -> Any:
+    about = {"unit": unit, "low": low, "high": high, "meaning": meaning, "source": source}
+    return field(default=value, metadata=about)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the model knows of the board. `dataclasses.replace` makes another set; `describe()` is the table.
+
+    Raises OptionError for a value outside its range.
+    """
+
+    clock_ghz: float = _parameter(
+        1.808,
+        "GHz",
+        0.4,
+        2.0,
+        "clock of the array",
+        "measured 1.808 (destevez.net, May 2026); 1.57 to 1.8 by others; Linux amdxdna npu4_regs.c to 1.8",
+    )
+    native_macs: float = _parameter(
+        27.0,
+        "MAC/cycle",
+        20,
+        32,
+        "bf16 product mmul 4x8x8, of a core",
+        "25.0 to 28.9 of 32 in traces (vegah/Npu-Embeddings b4a7deb2e)",
+    )
+    bfp16_macs: float = _parameter(
+        138.0,
+        "MAC/cycle",
+        120,
+        256,
+        "bf16 product 8x8x8 through block floats, of a core",
+        "137 to 142 in traces (vegah/Npu-Embeddings b4a7deb2e); 158 in arXiv 2512.13282 table 1",
+    )
+    int8_macs: float = _parameter(
+        343.0,
+        "MAC/cycle",
+        200,
+        512,
+        "int8 product, of a core",
+        "209.9 to 450.6 of 512 (arXiv 2512.13282 tables 1 and 3)",
+    )
+    vector_bytes: float = _parameter(
+        64.0,
+        "bytes",
+        32,
+        64,
+        "one load, store or vector operation handles so many",
+        "512-bit registers of AIE2P (mlir-aie device model)",
+    )
+    vector_op_cycles: float = _parameter(
+        2.2,
+        "cycles",
+        1,
+        7,
+        "one vector operation of a loop as Peano schedules it",
+        "fit: EltwiseAdd on one column (mlir-air kernel_registry EltwiseAdd_bf16.md)",
+    )
+    loop_cycles: float = _parameter(
+        10.0,
+        "cycles",
+        3,
+        20,
+        "the end of one iteration of a loop on a core: branch, latency of its last result",
+        "fit: EltwiseAdd on one column; branch 3 + load 5 on AIE2 (xdna-emu)",
+    )
+    kernel_op_cycles: float = _parameter(
+        1.4,
+        "cycles",
+        1,
+        4,
+        "one vector operation of a C++ kernel, whose loops are pipelined",
+        "140 bundles of an inner body of q4_k.h (mlir-air fused_decode/kernels)",
+    )
+    call_cycles: float = _parameter(
+        40.0,
+        "cycles",
+        10,
+        200,
+        "a call of a C++ kernel",
+        "ours, of prologue and epilogue; not measured alone by anybody",
+    )
+    special_cycles: float = _parameter(
+        14.0,
+        "cycles",
+        4,
+        40,
+        "exp2, tanh, division or root of one vector",
+        "softmax of 16 keys: 478 to 528 cycles (mlir-air DFlashFeasibility)",
+    )
+    scalar_cycles: float = _parameter(
+        6.0,
+        "cycles",
+        1,
+        20,
+        "one scalar operation with its latency",
+        "data memory latency 5 on AIE2 (xdna-emu)",
+    )
+    lock_cycles: float = _parameter(
+        18.0,
+        "cycles",
+        3,
+        60,
+        "from the end of a transfer to the core that waits for it",
+        "15 + 3 cycles on NPU1 (xdna-emu phase C)",
+    )
+    stream_bytes: float = _parameter(
+        4.0,
+        "bytes/cycle",
+        4,
+        8,
+        "one stream, and one DMA channel of a core or memtile",
+        "7.2 GB/s for each of two channels (mlir-air fused_decode), 7.0 GB/s of a GEMV's column (IRON)",
+    )
+    shim_bytes: float = _parameter(
+        4.0,
+        "bytes/cycle",
+        3.5,
+        8,
+        "one channel of a shim DMA",
+        "14.35 GB/s of a column's two channels (mlir-air fused_decode/README.md)",
+    )
+    cascade_bytes: float = _parameter(
+        64.0,
+        "bytes/cycle",
+        32,
+        64,
+        "the cascade between two cores",
+        "512 bits for each step (mlir-aie device model)",
+    )
+    bd_cycles: float = _parameter(
+        20.0,
+        "cycles",
+        1,
+        100,
+        "one buffer descriptor of a core or memtile",
+        "8 to 16 cycles in a chain, 13 to 21 through a memtile (xdna-emu, NPU1)",
+    )
+    shim_task_cycles: float = _parameter(
+        325.0,
+        "cycles",
+        100,
+        1400,
+        "one task of a shim channel",
+        "325 MM2S, 179 S2MM for each task, 1330 for the first (xdna-emu, NPU1)",
+    )
+    ddr_gb_s: float = _parameter(
+        71.8,
+        "GB/s",
+        30,
+        90,
+        "DDR, reads and writes of all channels",
+        "slope of EltwiseAdd over 9 sizes (mlir-air kernel_registry); memcpy 63 to 70 (IRON PR 195)",
+    )
+    ddr_burst_bytes: float = _parameter(
+        32.0,
+        "bytes",
+        0,
+        256,
+        "what each contiguous run costs beside its own bytes",
+        "ours; shim bursts are of 64 to 512 bytes (mlir-aie)",
+    )
+    dispatch_us: float = _parameter(
+        84.0,
+        "us",
+        20,
+        480,
+        "the host's start of a program and its answer",
+        "RoPE of 8 rows 80 to 83, GEMV 128x896 84 (mlir-air kernel_registry)",
+    )
+    launch_us: float = _parameter(
+        20.0,
+        "us",
+        0,
+        100,
+        "every launch after the first in one program",
+        "20 us for each wave of fused decode (mlir-air fused_decode/README.md)",
+    )
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value, about = getattr(self, one.name), one.metadata
+            if not (math.isfinite(value) and about["low"] <= value <= about["high"]):
+                raise OptionError(
+                    f"{one.name} = {value:g} {about['unit']} is outside {about['low']:g} to {about['high']:g}, "
+                    "where the timing model has sources: give a value in this range"
+                )
+
+    def describe(self) -> list[Mapping[str, Any]]:
+        """The table: name, value, unit, low, high, meaning and source of each parameter."""
+        return [{"name": one.name, "value": getattr(self, one.name), **one.metadata} for one in fields(self)]
+
+
+DEFAULT = Parameters()
+"""The values of the table."""
