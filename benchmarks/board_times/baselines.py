@@ -1,4 +1,4 @@
-"""What the timing model has to beat: bytes over bandwidth, operations over peak, and a line for each kernel."""
+"""What the timing model has to beat: bytes over bandwidth, operations over peak, a line for each kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _gemm(shape: Mapping[str, int], row: Measurement) -> tuple[float, float]:
 
 
 def _attention(shape: Mapping[str, int], row: Measurement) -> tuple[float, float]:
-    lq, lk, heads, kv_heads, dim = (shape[name] for name in "lq lk n_heads n_kv_heads head_dim".split())
+    lq, lk, heads, kv_heads, dim = (shape[name] for name in ["lq", "lk", "n_heads", "n_kv_heads", "head_dim"])
     share = 0.5 if row.variant == "causal" else 1.0
     return 4.0 * dim * (lq * heads + lk * kv_heads), 4.0 * lq * lk * dim * heads * share
 
@@ -38,10 +38,16 @@ WORK = {
     "eltwise_add": lambda shape, _: (6.0 * shape["n"], 1.0 * shape["n"]),
     "silu_mul": lambda shape, _: (6.0 * shape["n"], 5.0 * shape["n"]),
     "gelu": lambda shape, _: (4.0 * shape["n"], 8.0 * shape["n"]),
-    "rope": lambda shape, _: (6.0 * shape["rows"] * shape["head_dim"], 3.0 * shape["rows"] * shape["head_dim"]),
+    "rope": lambda shape, _: (
+        6.0 * shape["rows"] * shape["head_dim"],
+        3.0 * shape["rows"] * shape["head_dim"],
+    ),
     "rms_norm": lambda shape, _: (4.0 * shape["rows"] * shape["cols"], 4.0 * shape["rows"] * shape["cols"]),
     "layer_norm": lambda shape, _: (4.0 * shape["rows"] * shape["cols"], 6.0 * shape["rows"] * shape["cols"]),
-    "gemv": lambda shape, _: (2.0 * (shape["m"] * shape["k"] + shape["m"] + shape["k"]), 2.0 * shape["m"] * shape["k"]),
+    "gemv": lambda shape, _: (
+        2.0 * (shape["m"] * shape["k"] + shape["m"] + shape["k"]),
+        2.0 * shape["m"] * shape["k"],
+    ),
     "gemm_f32": _gemm,
     "gemm_bf16": _gemm,
     "flash_attention": _attention,
@@ -84,7 +90,9 @@ class AffineFits:
 
 def _terms(row: Measurement) -> list[float]:
     amount = work(row) or (0.0, 0.0)
-    return [1.0, amount[0] / 1e6, amount[1] / 1e9] if row.kernel.startswith("gemm") else [1.0, amount[0] / 1e6]
+    return (
+        [1.0, amount[0] / 1e6, amount[1] / 1e9] if row.kernel.startswith("gemm") else [1.0, amount[0] / 1e6]
+    )
 
 
 def _relative_least_squares(rows: Sequence[Measurement]) -> np.ndarray:

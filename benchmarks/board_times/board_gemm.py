@@ -1,5 +1,5 @@
-"""c = a @ b as others' boards ran it: a C++ product in the inner loop, or mmul blocks of 4 rows, and the
-cores' rows and columns either way round.
+"""c = a @ b as others' boards ran it: a C++ product in the inner loop, through block floats (8x8x8) or native
+(4x8x8), and the cores' rows and columns either way round.
 
 The schedule is that of kernel_builder/kernels/gemm.py. A C++ product takes a core's whole accumulator, so
 that has no core ids in its shape here. These programs are timed and not run.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aerie.kernel_builder.arguments import DType
 from aerie.kernel_builder.buffers import Buffer
-from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, contract, f32
+from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, f32
 from aerie.kernel_builder.spec import KernelModule, require_multiple
 from aerie.kernel_builder.values import ExternalFunction
 
@@ -23,7 +23,7 @@ BLOCK = 8
 class BoardGemm:
     """How a product is divided. cores: columns by rows of the array; m_by_columns: columns share m, rows n.
 
-    block_rows: 8, or 4 for the native product. external: whether the inner loop is C++.
+    block_rows: 8, or 4 for the native product.
     """
 
     tile_m: int
@@ -33,7 +33,6 @@ class BoardGemm:
     cores: tuple[int, int]
     m_by_columns: bool = True
     block_rows: int = BLOCK
-    external: bool = False
     out: DType = f32
 
     @property
@@ -65,7 +64,7 @@ def build_board_gemm(m: int, k: int, n: int, how: BoardGemm) -> KernelModule:
     a = kernel.argument("a", (m, k), bf16, Role.INPUT)
     b = kernel.argument("b", (k, n), bf16, Role.WEIGHT)
     c = kernel.argument("c", (m, n), how.out, Role.OUTPUT)
-    product = _external(kernel, how) if how.external else None
+    product = _external(kernel, how)
     with kernel.launch(n // how.l2_n, m // how.l2_m) as (lj, li), kernel.segment("board_gemm_segment"):
         rows = slice(li * how.l2_m, li * how.l2_m + how.l2_m)
         columns = slice(lj * how.l2_n, lj * how.l2_n + how.l2_n)
@@ -89,7 +88,7 @@ def _external(kernel: Kernel, how: BoardGemm) -> ExternalFunction:
     a = L1((how.tile_k_l1 // BLOCK, how.tile_m // how.block_rows, how.block_rows, BLOCK), bf16)
     b = L1((how.tile_n // BLOCK, how.tile_k_l1 // BLOCK, BLOCK, BLOCK), bf16)
     c = L1((how.tile_n // BLOCK, how.tile_m // how.block_rows, how.block_rows, BLOCK), f32)
-    return kernel.external("matmul_bf16_f32", "mm.o", [a, b, c])
+    return kernel.external(f"matmul_{how.block_rows}x8x8_bf16_f32", "mm.o", [a, b, c])
 
 
 def _clear(kernel: Kernel, how: BoardGemm, sums: Buffer) -> None:
@@ -101,7 +100,7 @@ def _clear(kernel: Kernel, how: BoardGemm, sums: Buffer) -> None:
 
 
 def _accumulate(
-    kernel: Kernel, how: BoardGemm, l2_a: Buffer, l2_b: Buffer, sums: Buffer, product: ExternalFunction | None
+    kernel: Kernel, how: BoardGemm, l2_a: Buffer, l2_b: Buffer, sums: Buffer, product: ExternalFunction
 ) -> None:
     """sums += a @ b over one L2 tile of K."""
     m, k, n = how.tile_m // how.block_rows, how.tile_k_l1 // BLOCK, how.tile_n // BLOCK
@@ -114,26 +113,7 @@ def _accumulate(
             of_b = l2_b[depth, how.columns(core)].blocks(BLOCK, BLOCK)
             kernel.dma(l1_a, of_a.permute(1, 0, 2, 3))
             kernel.dma(l1_b, of_b.permute(1, 0, 2, 3))
-            if product is not None:
-                product(l1_a, l1_b, sums)
-                continue
-            for j in kernel.loop(n):
-                for i in kernel.loop(m):
-                    _add_block(kernel, how, (i, j), l1_a, l1_b, sums)
-
-
-def _add_block(
-    kernel: Kernel, how: BoardGemm, at: tuple[Index, Index], l1_a: Buffer, l1_b: Buffer, sums: Buffer
-) -> None:
-    """One block of the sums += its blocks of a by those of b."""
-    (i, j), elements = at, how.block_rows * BLOCK
-    total = kernel.carried(kernel.load(sums[j, i]).reshape(elements))
-    for p in kernel.loop(0, how.tile_k_l1 // BLOCK, carry=[total]):
-        more = contract(
-            kernel.load(l1_a[p, i]), kernel.load(l1_b[j, p]), total.value.reshape(how.block_rows, BLOCK)
-        )
-        total.set(more.reshape(elements))
-    kernel.store(sums[j, i], total.value.reshape(how.block_rows, BLOCK))
+            product(l1_a, l1_b, sums)
 
 
 def _drain(kernel: Kernel, how: BoardGemm, sums: Buffer, l2_c: Buffer) -> None:

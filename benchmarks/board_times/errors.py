@@ -1,4 +1,4 @@
-"""The errors of predictions: relative to the measured time, by class, and the order of a kernel's variants."""
+"""The errors of predictions: relative to measured times, by class, and the order of a kernel's variants."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors of several predictions. pairs: variants of one kernel and shape; ordered: those in the right order."""
+    """Errors of several predictions. pairs: of variants of one kernel and shape; ordered: in the right order."""
 
     rows: int
     median_error: float

@@ -17,8 +17,9 @@ from aerie.common.errors import UserError
 DATA = Path(__file__).with_name("measurements.tsv")
 FIT, TEST, LEFT_OUT = ROLES = ("fit", "test", "left out")
 MICROSECONDS, CYCLES = UNITS = ("us", "cycles")
-COLUMNS = tuple(
-    "class variant shape tiles cores dtypes numerics value unit box source role reason".split(),
+COLUMNS = (
+    *("class", "variant", "shape", "tiles", "cores", "dtypes", "numerics"),
+    *("value", "unit", "box", "source", "role", "reason"),
 )
 
 
@@ -72,7 +73,8 @@ def _rows(path: Path) -> Iterator[Measurement]:
             continue
         if len(cells) != len(header):
             raise UserError(
-                f"{path.name}, line {number}: {len(cells)} cells for {len(header)} columns; separate them with tabs"
+                f"{path.name}, line {number}: {len(cells)} cells for {len(header)} columns; "
+                "separate them with tabs"
             )
         yield _measurement(dict(zip(header, cells, strict=True)), f"{path.name}, line {number}")
 
@@ -89,7 +91,8 @@ def _measurement(cells: Mapping[str, str], where: str) -> Measurement:
         columns, rows = (int(count) for count in (cells["cores"] or "0x0").split("x"))
     except ValueError:
         raise UserError(
-            f"{where}: value {cells['value']!r} and cores {cells['cores']!r} must be a number, and columns x rows"
+            f"{where}: value {cells['value']!r} and cores {cells['cores']!r} must be a number, and columns "
+            "x rows"
         ) from None
     if not (math.isfinite(value) and value > 0):
         raise UserError(f"{where}: value {cells['value']!r} is no time; give a number above 0")

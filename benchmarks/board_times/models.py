@@ -49,7 +49,9 @@ def _predict(text: str, parameters: Parameters) -> Prediction:
 
 def fitted_parameters() -> list[FittedParameter]:
     """All parameters of the model, with the range of each."""
-    return [FittedParameter(each.name, each.metadata["low"], each.metadata["high"]) for each in fields(Parameters)]
+    return [
+        FittedParameter(each.name, each.metadata["low"], each.metadata["high"]) for each in fields(Parameters)
+    ]
 
 
 def start_values() -> dict[str, float]:

@@ -26,9 +26,9 @@ from aerie.multi_launch_builder import Stitcher
 from aerie.multi_launch_builder.program_store import load_programs
 from aerie.multi_launch_builder.shapes import LLAMA_3_2_1B
 from benchmarks.board_times.board_gemm import BoardGemm, build_board_gemm
+from benchmarks.board_times.board_gemv import build_board_gemv
 from benchmarks.board_times.gelu import build_gelu
 from benchmarks.board_times.measurements import Measurement
-
 
 PROMPT_TOKENS = 2048
 PROGRAM_NAMES = ("rms_gemms_rope", "flash_attn", "o_ffn", "lm_head_gemv", "rms_gemv_rope", "o_gemv_ffn")
@@ -97,12 +97,10 @@ def _rms_norm(row: Measurement) -> BoardProgram:
 
 
 def _gemv(row: Measurement) -> BoardProgram:
-    m, k, columns, tile_m = row.shape["m"], row.shape["k"], _columns_only(row), row.tiles.get("tile_m")
-    remark = "the weight comes from L3 to the core, upstream's by way of a memtile"
-    try:
-        return _plain(gemv.build(m, k, tile_m, row.tiles.get("m_input"), columns), remark)
-    except IllegalShapeError:
-        return _plain(gemv.build(m, k, tile_m, None, columns), f"{remark}; fewer rows in a transfer")
+    m, k, columns = row.shape["m"], row.shape["k"], _columns_only(row)
+    if row.tiles:
+        return _plain(build_board_gemv(m, k, columns, row.tiles["tile_m"], row.tiles["m_input"]))
+    return _plain(gemv.build(m, k, herd_m=columns), "our schedule")
 
 
 def _gemm_f32(row: Measurement) -> BoardProgram:
@@ -121,7 +119,7 @@ def _gemm_bf16(row: Measurement) -> BoardProgram:
 
 
 def _product(row: Measurement, out: DType) -> BoardProgram:
-    """A GEMM with the tiles and inner loop that were measured: ours, upstream's C++, or the native product."""
+    """A GEMM with the tiles and inner loop that were measured: the compiler's, or C++."""
     if not row.tiles:
         raise NotBuildableError("its tiles are not published")
     m, k, n = (row.shape[side] for side in "mkn")
@@ -134,7 +132,6 @@ def _product(row: Measurement, out: DType) -> BoardProgram:
         cores=row.cores,
         m_by_columns=of_registry,
         block_rows=4 if native else 8,
-        external=not native,
         out=out,
     )
     return _plain(build_board_gemm(m, k, n, how))
@@ -146,7 +143,9 @@ def _with_cast(row: Measurement) -> str:
     sides = (("a", (m, k), bf16, Role.INPUT), ("b", (k, n), bf16, Role.WEIGHT))
     results = (("sums", (m, n), f32, Role.INTERMEDIATE), ("c", (m, n), bf16, Role.OUTPUT))
     stitcher = Stitcher("gemm_and_cast", ArgumentTable([Argument(*each) for each in (*sides, *results)]))
-    stitcher.add(_product(row, f32).text, {"a": "a", "b": "b", "c": "sums"}, label="product", argument_names="abc")
+    stitcher.add(
+        _product(row, f32).text, {"a": "a", "b": "b", "c": "sums"}, label="product", argument_names="abc"
+    )
     stitcher.add(narrow.build(m, n).module, {"x": "sums", "out": "c"}, label="cast")
     return str(stitcher.finish())
 
