@@ -8,6 +8,7 @@ numpy, rich) where it is used.
 COMMANDS = (
     "aerie.virtual_npu.commands.run",
     "aerie.virtual_npu.commands.check",
+    "aerie.virtual_npu.commands.time",
     "aerie.virtual_npu.commands.build",
     "aerie.virtual_npu.commands.bisect",
     "aerie.virtual_npu.commands.generate",

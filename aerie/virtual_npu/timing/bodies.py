@@ -1,29 +1,28 @@
-"""Bodies as steps: what a core computes between two transfers is one number, and only control and transfers stay.
+"""Bodies as steps: work between two transfers is one number, and only control and transfers stay.
 
 Steps are made once for each block; a launch then walks them with concrete indices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import affine, func, scf
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.dialects.builtin import IndexType, ModuleOp
+from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
 
 from aerie.air_dialect.index_analysis import NUMBERS, Known, constant_int
 from aerie.air_dialect.index_expressions import Term, iteration_range, operand_values
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
 from aerie.common.errors import ProgramError
 from aerie.device.report import line_of
+from aerie.device.transfers import length
 from aerie.virtual_npu.timing.core_costs import CoreWork, operation_work
 from aerie.virtual_npu.timing.parameters import Parameters
 
 LOOPS = ("scf.for", "scf.parallel", "scf.forall", "affine.for", "affine.parallel")
 BRANCHES = ("scf.if", "affine.if")
-MAX_TRIPS = 1 << 24
-"""Of a loop that is walked; those without transfers are counted, not walked."""
 
 
 class TimingError(ProgramError):
@@ -32,15 +31,18 @@ class TimingError(ProgramError):
     kind = "timing"
 
 
+NO_WORK = CoreWork()
+
+
 @dataclass(frozen=True)
 class Step:
-    """An operation that is walked (a transfer, a hierarchy, a loop or a branch), or, where `op` is None, work.
+    """An operation to walk (a transfer, a hierarchy, a loop, a branch) or, where `op` is None, work.
 
     bodies: the steps of its regions.
     """
 
     op: Operation | None
-    work: CoreWork = CoreWork()
+    work: CoreWork = NO_WORK
     bodies: tuple[tuple[Step, ...], ...] = ()
 
 
@@ -81,8 +83,8 @@ class Bodies:
         return Step(op, bodies=tuple(self.steps(block) if block else () for block in blocks))
 
     def fixed_work(self, op: Operation) -> CoreWork | None:
-        """The work of an operation that needs no walk; None for a transfer, a hierarchy, and what holds one or
-        whose trips depend on where it runs."""
+        """The work of an operation that needs no walk; None for a transfer, a hierarchy, what holds one, and
+        a loop whose trips depend on where it runs."""
         if op not in self._work:
             self._work[op] = self._count(op)
         return self._work[op]
@@ -120,24 +122,22 @@ class Bodies:
             trips = self.trips(arg, {})
             if trips is None:
                 return None
-            count *= len(trips)
+            count *= length(trips)
         return (body + CoreWork(self.parameters.loop_cycles)).times(count)
 
     def _branch_work(self, op: Operation, bodies: list[CoreWork]) -> CoreWork | None:
         """The longer arm where data decides; None where indices do, which are known when the op is walked."""
         if max(bodies).cycles == 0:
             return CoreWork()
-        from xdsl.dialects.builtin import IndexType
-
-        operands = op.operands if op.name == "affine.if" else op.operands[0].owner.operands  # type: ignore[union-attr]
-        by_index = all(isinstance(value.type, IndexType) for value in operands)
+        values = op.operands if op.name == "affine.if" else _compared(op.operands[0])
+        by_index = all(isinstance(value.type, IndexType) for value in values)
         return None if by_index else max(bodies)
 
-    def _called(self, op: Operation) -> tuple[object, ...] | list[object]:  # type: ignore[type-arg]
+    def _called(self, op: Operation) -> Sequence[Region]:
         """The regions of an operation; for a call, those of a function of this module."""
         if isinstance(op, func.CallOp):
             for other in self.module.ops:
-                if isinstance(other, func.FuncOp) and other.sym_name.data == op.callee.string_value():
+                if isinstance(other, func.FuncOp) and other.sym_name.data == op.callee.root_reference.data:
                     return [other.body] if other.body.blocks else []
         return list(op.regions)
 
@@ -165,7 +165,12 @@ class Bodies:
         return NUMBERS.term(term, values)
 
 
-def _induction(op: Operation) -> list[SSAValue]:
+def _compared(condition: SSAValue) -> Sequence[SSAValue]:
+    """What a condition is computed from, one step deep."""
+    return condition.owner.operands if isinstance(condition, OpResult) else ()
+
+
+def _induction(op: Operation) -> Sequence[SSAValue]:
     """The loop variables of a loop: all its arguments, without those that it carries."""
     args = list(op.regions[0].block.args)
     return args[:1] if isinstance(op, scf.ForOp | affine.ForOp) else args
@@ -178,11 +183,6 @@ def walked_trips(op: Operation, bodies: Bodies, known: Known) -> list[tuple[SSAV
         trips = bodies.trips(value, known)
         if trips is None:
             raise _unknown_trips(op)
-        if len(trips) > MAX_TRIPS:
-            raise TimingError(
-                f"{_place(op)}: the loop has {len(trips)} iterations with transfers, the timing model follows "
-                f"{MAX_TRIPS} at most: move more data in one transfer"
-            )
         found.append((value, trips))
     return found
 

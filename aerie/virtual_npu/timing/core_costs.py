@@ -40,6 +40,7 @@ FREE = re.compile(
 """Operations that the compiler folds into others, or that only name a value."""
 
 _SPECIAL = re.compile(r"math\.|arith\.(divf|remf|divsi|divui|remsi|remui)$|vector\.(multi_)?reduction$")
+_MEMORY = re.compile(r"vector\.(transfer_read|transfer_write|load|store|maskedload|maskedstore)$")
 _PRODUCTS = ("vector.contract", "linalg.matmul", "linalg.batch_matmul", "linalg.matvec", "linalg.vecmat")
 
 
@@ -61,8 +62,11 @@ def _cycles(op: Operation, parameters: Parameters) -> float:
     if not widths:
         return parameters.special_cycles if _SPECIAL.match(op.name) else parameters.scalar_cycles
     registers = math.ceil(max(widths) / parameters.vector_bytes)
-    each = parameters.special_cycles if _SPECIAL.match(op.name) else parameters.vector_op_cycles
-    return registers * each
+    if _SPECIAL.match(op.name):
+        return registers * parameters.special_cycles
+    return registers * (
+        parameters.vector_memory_cycles if _MEMORY.match(op.name) else parameters.vector_arithmetic_cycles
+    )
 
 
 def _vector_bytes(type_: Attribute) -> int:
@@ -125,8 +129,8 @@ def _linalg_work(op: Operation, parameters: Parameters) -> CoreWork:
     inside = [inner for region in op.regions for block in region.blocks for inner in block.ops]
     counted = [inner for inner in inside if not FREE.fullmatch(inner.name)]
     special = sum(_SPECIAL.match(inner.name) is not None for inner in counted)
-    plain = len(counted) - special + len(sizes)
-    each = plain * parameters.vector_op_cycles + special * parameters.special_cycles
+    plain = (len(counted) - special) * parameters.vector_arithmetic_cycles
+    each = plain + len(sizes) * parameters.vector_memory_cycles + special * parameters.special_cycles
     return CoreWork(math.ceil(nbytes / parameters.vector_bytes) * each)
 
 
@@ -213,7 +217,7 @@ def call_work(op: func.CallOp, parameters: Parameters) -> CoreWork:
     call = _Call(_operands(op), parameters)
     start = CoreWork(parameters.call_cycles)
     for pattern, _, buffers, cost in KERNEL_COSTS:
-        if re.match(pattern, op.callee.string_value()) and len(call.sizes) >= buffers:
+        if re.match(pattern, op.callee.root_reference.data) and len(call.sizes) >= buffers:
             return start + cost(call)
     if not call.sizes:
         return start

@@ -1,23 +1,22 @@
-"""The events of a launch: its transfers and what its cores compute between them, in a graph of who waits for whom.
+"""The events of a launch: its transfers and the work of its cores, in a graph of who waits for whom.
 
 As mlir-air lowers a program, nobody walks its text at run time: each DMA channel has its own chain of
-descriptors, each core its own loop, and locks on buffers are all that orders them. So the text is walked once,
-in its order, and each transfer waits only for
+descriptors, each core its own loop, and locks on buffers are all that orders them. So the text is walked
+once, in its order, and each transfer waits only for
 
 - the transfer before it on its channel, and what its channels and streams still do (replay.py),
 - the data: the transfers that filled the buffer it reads,
-- room: a buffer in a loop is doubled (ping-pong), so it waits for the readers of the data before the last.
+- room: a buffer in a loop is double (ping-pong), so it waits for readers of the data two before.
 
-A transfer that cores share, since its offsets do not depend on their ids, is one broadcast. A transfer between
-L3 and L2 is spread over the memtiles of the cores that it serves (air-split-l2-memref).
+A transfer that cores share, since its offsets do not depend on their ids, is one broadcast. A transfer
+between L3 and L2 is spread over the memtiles of the cores that it serves (air-split-l2-memref).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import affine, scf
@@ -47,7 +46,12 @@ SHIM_CHANNELS = 16
 """Of NPU2 in each direction: 2 in each of 8 columns (aerie.device.npu2)."""
 MAX_EVENTS = 600_000
 """Of one point of a launch: more would take minutes and gigabytes."""
+MAX_ITERATIONS = 5_000_000
+"""Of the loops that are walked and the cores, in one point of a launch."""
 Core = tuple[str, tuple[int, ...]]
+_Chain = tuple[str, tuple[int, ...]]
+"""One queue of a channel: its name and index."""
+_Turn = tuple[str, tuple[int, ...], int]
 
 
 @dataclass
@@ -76,7 +80,7 @@ class _CoreState:
 
 @dataclass(frozen=True)
 class _Scope:
-    """Where a step runs: the indices that are known, the core, and whether a loop of its body is around it."""
+    """Where a step runs: the known indices, the core, and whether a loop of its body is around it."""
 
     known: dict[SSAValue, int]
     core: _CoreState | None = None
@@ -88,21 +92,23 @@ class _Scope:
 class LaunchEvents:
     """The events of some points of a launch, one point after the other."""
 
-    def __init__(self, launch: LaunchOp, bodies: Bodies, known: dict[SSAValue, int]) -> None:
-        self.launch, self.bodies, self.known = launch, bodies, known
+    def __init__(self, launch: LaunchOp, bodies: Bodies) -> None:
+        self.launch, self.bodies = launch, bodies
         self.parameters: Parameters = bodies.parameters
         self.events: list[Event] = []
         self.resources: dict[object, Resource] = {}
         self.macs = self.ddr_bytes = 0
+        self._first = self._iterations = 0
         self._cores: dict[Core, _CoreState] = {}
         self._fills: defaultdict[SSAValue, _Fill] = defaultdict(_Fill)
         self._chain: dict[object, Event] = {}
         self._shared: dict[object, Event] = {}
         self._turns: defaultdict[object, int] = defaultdict(int)
-        self._pairs: dict[object, tuple[Event, set[str]]] = {}
-        self._ports: dict[object, int] = {}
+        self._pairs: dict[_Turn, tuple[Event, set[str]]] = {}
+        self._ports: defaultdict[tuple[Core, bool], dict[Operation, int]] = defaultdict(dict)
         self._shim_parts: defaultdict[bool, int] = defaultdict(int)
         self._ids: dict[Operation, tuple[int, ...]] = {}
+        self._sides: dict[Operation, tuple[TransferSide, ...]] = {}
         self._parts = _parts_of_buffers(launch, self._used_ids)
         self._channels = {op.sym_name: op for op in bodies.module.walk() if isinstance(op, ChannelOp)}
 
@@ -110,8 +116,8 @@ class LaunchEvents:
 
     def walk_point(self, ids: Sequence[int]) -> None:
         """Add the events of one point. Raises TimingError for what cannot be followed."""
-        self._first = len(self.events)
-        known = {**self.known, **dict(zip(self.launch.ids, ids, strict=True))}
+        self._first, self._iterations = len(self.events), 0
+        known: dict[SSAValue, int] = dict(zip(self.launch.ids, ids, strict=True))
         self._walk(self.bodies.steps(self.launch.body.block), _Scope(known))
         for state in self._cores.values():
             self._flush(state)
@@ -148,9 +154,10 @@ class LaunchEvents:
     def _loop(self, op: Operation, step: Step, scope: _Scope) -> None:
         variables = walked_trips(op, self.bodies, scope.known)
         inside = _Scope(scope.known, scope.core, scope.core_name, scope.herd, in_loop=True)
-        for values in itertools.product(*(trips for _, trips in variables)):
+        for values in _points([trips for _, trips in variables]):
             for (variable, _), value in zip(variables, values, strict=True):
                 scope.known[variable] = value
+            self._count_iteration()
             self._walk(step.bodies[0], inside)
             if scope.core is not None:
                 scope.core.pending += self.parameters.loop_cycles
@@ -165,8 +172,10 @@ class LaunchEvents:
     def _hierarchy(self, op: HierarchyOp, scope: _Scope) -> None:
         sizes = [constant_int(size, scope.known) or 1 for size in op.sizes]
         steps = self.bodies.steps(op.body.block)
-        for ids in itertools.product(*map(range, sizes)):
-            known = {**scope.known, **dict(zip(op.ids, ids, strict=True))}
+        for ids in _points([range(size) for size in sizes]):
+            self._count_iteration()
+            known = dict(scope.known)
+            known.update(zip(op.ids, ids, strict=True))
             if not isinstance(op, HerdOp):
                 self._walk(steps, _Scope(known))
                 continue
@@ -175,9 +184,18 @@ class LaunchEvents:
             self._walk(steps, _Scope(known, state, name, op))
             state.pending += self.parameters.loop_cycles
 
+    def _count_iteration(self) -> None:
+        """Raises TimingError for a program that would be walked for minutes."""
+        self._iterations += 1
+        if self._iterations > MAX_ITERATIONS:
+            raise TimingError(
+                f"one point of launch {launch_name(self.launch)} has more than {MAX_ITERATIONS} iterations "
+                "of loops with transfers, which the timing model does not follow: move more data in one transfer"
+            )
+
     def _core(self, name: Core) -> _CoreState:
         if name not in self._cores:
-            resource = self._resource(("core", name), f"{name[0]}{list(name[1])}", "core", 0.0)
+            resource = self._resource(("core", name), lambda: f"{name[0]}{list(name[1])}", "core", 0.0)
             self._cores[name] = _CoreState(resource)
         return self._cores[name]
 
@@ -220,10 +238,10 @@ class LaunchEvents:
     # ---- transfers ----
 
     def _dma(self, op: DmaMemcpyNdOp, scope: _Scope) -> None:
-        sides = {side.reads: side for side in transfer_sides(op)}
+        sides = self._sides_of(op)
         if len(sides) < 2:
             return
-        source, target = sides[True], sides[False]
+        source, target = sides
         key = self._sharing_key(op, source, scope)
         event = self._shared.get(key)
         if event is None:
@@ -233,7 +251,13 @@ class LaunchEvents:
         self._touch(event, source, scope)
         self._touch(event, target, scope)
 
-    def _sharing_key(self, op: DmaMemcpyNdOp, source: TransferSide, scope: _Scope) -> object:
+    def _sides_of(self, op: Operation) -> tuple[TransferSide, ...]:
+        """What a transfer walks: of a DMA its source, then its target."""
+        if op not in self._sides:
+            self._sides[op] = transfer_sides(op)
+        return self._sides[op]
+
+    def _sharing_key(self, op: DmaMemcpyNdOp, source: TransferSide, scope: _Scope) -> tuple[object, ...]:
         """Equal for cores that get the same data at the same turn."""
         if scope.herd is None:
             return (op, self._turn((op, None)))
@@ -254,10 +278,15 @@ class LaunchEvents:
         return self._ids[op]
 
     def _transfer(
-        self, op: Operation, key: object, source: TransferSide, target: TransferSide, scope: _Scope
+        self,
+        op: Operation,
+        key: tuple[object, ...],
+        source: TransferSide,
+        target: TransferSide,
+        scope: _Scope,
     ) -> Event:
         nbytes = _bytes(source) or _bytes(target)
-        chain = key[:2] if isinstance(key, tuple) and len(key) > 2 else (op,)
+        chain = key[:-1]
         resources = [self._end(op, side, chain, scope) for side in (source, target)]
         return self._new_transfer(resources, nbytes, (source, target), ("chain", chain))
 
@@ -286,23 +315,29 @@ class LaunchEvents:
             other = self._parts.get(root_value(side.other), 1) if side.other is not None else 1
             return self._shim(side.reads, chain, other, op)
         parts = self._parts.get(root_value(side.memref), 1) if scope.core is None else 1
-        name = _name(op, "memtile")
         rate = self.parameters.stream_bytes * parts
-        return self._resource(("memtile", side.reads, chain), name, "memtile", rate)
+        return self._resource(("memtile", side.reads, chain), lambda: _name(op, "memtile"), "memtile", rate)
 
     def _shim(self, reads: bool, chain: tuple[object, ...], parts: int, op: Operation) -> Resource:
         key = ("shim-in" if reads else "shim-out", chain)
         if key not in self.resources:
             self._shim_parts[reads] += parts
-        return self._resource(key, _name(op, key[0]), "shim", self.parameters.shim_bytes * parts)
+        return self._resource(key, lambda: _name(op, key[0]), "shim", self.parameters.shim_bytes * parts)
 
     def _core_port(self, op: Operation, reads: bool, scope: _Scope) -> Resource:
         """One of the two channels of a core's DMA in this direction; transfers of the text take turns."""
         assert scope.core_name is not None
         key = (scope.core_name, reads)
-        port = self._ports.setdefault((key, op), sum(k[0] == key for k in self._ports) % 2)  # type: ignore[index]
-        name = f"{scope.core_name[0]}{list(scope.core_name[1])} {'out' if reads else 'in'} {port}"
-        return self._resource(("port", key, port), name, "stream", self.parameters.stream_bytes)
+        ports = self._ports[key]
+        port = ports.setdefault(op, len(ports) % 2)
+        herd, ids = scope.core_name
+        way = "out" if reads else "in"
+        return self._resource(
+            ("port", key, port),
+            lambda: f"{herd}{list(ids)} {way} {port}",
+            "stream",
+            self.parameters.stream_bytes,
+        )
 
     def _add_receiver(self, event: Event, op: Operation, scope: _Scope) -> None:
         port = self._core_port(op, False, scope)
@@ -334,7 +369,7 @@ class LaunchEvents:
     # ---- channels ----
 
     def _channel(self, op: ChannelTransferOp, scope: _Scope) -> None:
-        sides = transfer_sides(op)
+        sides = self._sides_of(op)
         channel = self._channels.get(op.chan_name)
         if not sides or channel is None:
             return
@@ -353,7 +388,7 @@ class LaunchEvents:
             self._use_ddr(event, side, event.nbytes)
         self._touch(event, side, scope)
 
-    def _pair(self, key: object, end: str, chain: object, nbytes: int) -> Event:
+    def _pair(self, key: _Turn, end: str, chain: _Chain, nbytes: int) -> Event:
         if key not in self._pairs:
             self._pairs[key] = (self._new_transfer([], nbytes, (), ("chain", chain)), set())
         event, ends = self._pairs[key]
@@ -361,21 +396,21 @@ class LaunchEvents:
         return event
 
     def _channel_end(
-        self, op: Operation, side: TransferSide, channel: ChannelOp, chain: tuple[object, ...], scope: _Scope
+        self, op: Operation, side: TransferSide, channel: ChannelOp, chain: _Chain, scope: _Scope
     ) -> Resource:
         if "cascade" in channel.channel_type:
-            name, rate = f"@{channel.sym_name}{list(chain[1])}", self.parameters.cascade_bytes  # type: ignore[call-overload]
-            return self._resource(("cascade", chain), name, "cascade", rate)
+            rate = self.parameters.cascade_bytes
+            return self._resource(("cascade", chain), lambda: f"@{chain[0]}{list(chain[1])}", "cascade", rate)
         return self._end(op, side, chain, scope)
 
     def _check_pairs(self) -> None:
         """Raises TimingError if a channel has a put without its get, or a get without its put."""
         for key, (_, ends) in self._pairs.items():
             if len(ends) < 2:
-                name, index, turn = key  # type: ignore[misc]
+                name, index, turn = key
                 raise TimingError(
-                    f"channel @{name}{list(index)} has {turn} transfers or more on its {min(ends)} side and fewer "
-                    "on the other, so the program would hang: `aerie vnpu run` shows where"
+                    f"channel @{name}{list(index)} has a {min(ends)} number {turn} without its other end, so "
+                    "the program would hang: `aerie vnpu run` shows where"
                 )
         self._pairs.clear()
 
@@ -384,18 +419,28 @@ class LaunchEvents:
     def _add(self, resources: list[Resource], cycles: float, nbytes: int = 0) -> Event:
         if len(self.events) - self._first >= MAX_EVENTS:
             raise TimingError(
-                f"one point of launch {launch_name(self.launch)} has more than {MAX_EVENTS} transfers and pieces of "
-                "work, which the timing model does not replay: move more data in one transfer, or divide "
-                "the launch into more points"
+                f"one point of launch {launch_name(self.launch)} has more than {MAX_EVENTS} transfers and "
+                "pieces of work, which the timing model does not replay: move more data in one transfer, or "
+                "divide the launch into more points"
             )
         event = Event(resources, cycles, nbytes)
         self.events.append(event)
         return event
 
-    def _resource(self, key: object, name: str, kind: str, rate: float) -> Resource:
+    def _resource(self, key: object, name: Callable[[], str], kind: str, rate: float) -> Resource:
         if key not in self.resources:
-            self.resources[key] = Resource(name, kind, rate)
+            self.resources[key] = Resource(name(), kind, rate)
         return self.resources[key]
+
+
+def _points(ranges: Sequence[range]) -> Iterator[tuple[int, ...]]:
+    """The points of a grid, the last index fastest; unlike itertools.product it keeps no range in memory."""
+    if not ranges:
+        yield ()
+        return
+    for first in ranges[0]:
+        for rest in _points(ranges[1:]):
+            yield (first, *rest)
 
 
 def launch_name(launch: LaunchOp) -> str:
@@ -430,8 +475,10 @@ def _name(op: Operation, where: str) -> str:
     return f"{where} {what}"
 
 
-def _parts_of_buffers(launch: LaunchOp, used: object) -> dict[SSAValue, int]:
-    """Over how many memtiles each buffer of L2 is spread: as many as groups of cores have a part of it each."""
+def _parts_of_buffers(
+    launch: LaunchOp, used_ids: Callable[[Operation, HerdOp], Sequence[int]]
+) -> dict[SSAValue, int]:
+    """Over how many memtiles each buffer of L2 is spread: as many as groups of cores take a part of it."""
     parts: dict[SSAValue, int] = {}
     for op in launch.walk():
         herd = _herd_around(op)
@@ -439,7 +486,7 @@ def _parts_of_buffers(launch: LaunchOp, used: object) -> dict[SSAValue, int]:
             continue
         for side in transfer_sides(op):
             if side.space == L2:
-                groups = math.prod(extents(herd)[i] for i in used(op, herd))  # type: ignore[operator]
+                groups = math.prod(extents(herd)[i] for i in used_ids(op, herd))
                 root = root_value(side.memref)
                 parts[root] = max(parts.get(root, 1), min(COLUMNS, groups))
     return parts

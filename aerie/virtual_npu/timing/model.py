@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from aerie.air_dialect import AirParseError, parse
 from aerie.air_dialect.index_analysis import constant_int
 from aerie.air_dialect.ops import LaunchOp
-from aerie.air_dialect.parser_printer import AirParseError, parse
 from aerie.device.errors import ParseError
 from aerie.virtual_npu.timing.bodies import Bodies, TimingError
 from aerie.virtual_npu.timing.events import LaunchEvents, launch_name
@@ -15,16 +15,17 @@ from aerie.virtual_npu.timing.parameters import DEFAULT, Parameters
 from aerie.virtual_npu.timing.prediction import LaunchPrediction, PartPrediction, Prediction
 from aerie.virtual_npu.timing.replay import Replay, replay
 
-EVENTS_ENOUGH = 60_000
+EVENTS_ENOUGH = 30_000
 """With so many events replayed, the other points of a launch are extrapolated."""
-MIN_POINTS = 3
+MIN_POINTS = 2
+MAX_CYCLES = 1e18
 
 
 def predict(text: str, parameters: Parameters = DEFAULT, filename: str = "<input>") -> Prediction:
     """The predicted time of one execution of a program, launch by launch.
 
-    text: MLIR of the AIR dialect, as `aircc` takes it. filename names it in messages. Raises ParseError for text
-    that does not parse, TimingError for a program that the model cannot follow.
+    text: MLIR of the AIR dialect, as `aircc` takes it. filename names it in messages. Raises ParseError for
+    text that does not parse, TimingError for a program that the model cannot follow.
     """
     try:
         module = parse(text, filename, check_loops=True)
@@ -42,14 +43,19 @@ def predict(text: str, parameters: Parameters = DEFAULT, filename: str = "<input
 def _launch(launch: LaunchOp, bodies: Bodies, is_first: bool) -> LaunchPrediction:
     sizes = [constant_int(size) or 1 for size in launch.sizes]
     points = math.prod(sizes)
-    events = LaunchEvents(launch, bodies, {})
+    events = LaunchEvents(launch, bodies)
     chosen = _walk_points(events, sizes, points)
     events.limit_shim()
     result = replay(events.events, bodies.parameters)
     if result.done < len(events.events):
         raise TimingError(
-            f"launch {launch_name(launch)}: {len(events.events) - result.done} of {len(events.events)} events wait "
-            "for each other, so the program would hang: `aerie vnpu run` shows where"
+            f"launch {launch_name(launch)}: {len(events.events) - result.done} of {len(events.events)} "
+            "events wait for each other, so the program would hang: `aerie vnpu run` shows where"
+        )
+    if not result.cycles * points < MAX_CYCLES:
+        raise TimingError(
+            f"launch {launch_name(launch)} takes more than {MAX_CYCLES:g} cycles, which is years: look at "
+            "the bounds of its loops"
         )
     return _summary(launch, events, result, (points, chosen), is_first)
 

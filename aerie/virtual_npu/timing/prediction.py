@@ -29,9 +29,10 @@ class PartPrediction:
 class LaunchPrediction:
     """One launch of a program.
 
-    us: its time with its share of dispatch. limited_by: the word of LIMITS with the largest share of `path_us`,
-    which divides `us` over what the longest chain of events waits for. ddr_bytes: read and written. macs:
-    multiply-accumulates of all cores. simulated_points of points were replayed, the rest is extrapolated.
+    us: its time with its share of dispatch. limited_by: the word of LIMITS with the largest share of
+    `path_us`, which divides `us` over what the longest chain of events waits for. ddr_bytes: read and
+    written. macs: multiply-accumulates of all cores. simulated_points of points were replayed, the rest is
+    extrapolated.
     """
 
     name: str

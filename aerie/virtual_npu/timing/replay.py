@@ -70,8 +70,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Replay:
-    """The outcome. cycles: the end of the last event. path: cycles of the longest chain by kind. done: how many
-    events took place; fewer than there are if some wait for each other."""
+    """The outcome. cycles: the end of the last event. path: cycles of the longest chain by kind. done: how
+    many events took place; fewer than there are if some wait for each other."""
 
     cycles: float
     path: dict[str, float]
