@@ -30,7 +30,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors of several predictions. pairs: of variants of one kernel and shape; ordered: in the right order."""
+    """Errors of several predictions. pairs: variants of one kernel and shape; ordered: in the right order."""
 
     rows: int
     median_error: float
