@@ -276,6 +276,27 @@ def test_refuses_events_that_wait_for_each_other() -> None:
         predict(crossed)
 
 
+def test_refuses_a_launch_in_a_loop() -> None:
+    text = """
+func.func @f() {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  scf.for %i = %c0 to %c1 step %c1 {
+    air.launch @again () in () {
+    }
+  }
+  func.return
+}
+"""
+    with pytest.raises(TimingError, match=r"launch again is inside scf.for, and the timing model takes each"):
+        predict(text)
+
+
+def test_herds_without_a_name_keep_their_cores() -> None:
+    named, unnamed = program(points=3), program(points=3).replace("air.herd @made_up_herd", "air.herd")
+    assert predict(unnamed).total_us == predict(named).total_us
+
+
 def test_refuses_text_without_a_launch() -> None:
     with pytest.raises(
         TimingError, match=re.escape("<input> has no air.launch, so there is nothing to time")

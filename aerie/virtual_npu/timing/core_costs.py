@@ -197,7 +197,7 @@ KERNEL_COSTS: tuple[tuple[str, str, int, _Cost], ...] = (
     ("attn_causal_mask", "a comparison and a choice", 1, lambda call: call.mixed(0, 3, 0)),
     ("attn_(init|store)", "one pass over acc", 1, lambda call: call.mixed(0, 3, 0)),
     ("attn_merge", "two accumulators into one", 3, lambda call: call.mixed(2, 6, 0)),
-    ("silu_and_mul", "exponent, inverse, five products", 1, lambda call: call.mixed(0, 20, 2)),
+    ("silu_and_mul", "exponent, inverse, seven products", 1, lambda call: call.mixed(0, 22, 2)),
     (".*gelu", "exponent, inverse, a polynomial", 1, lambda call: call.mixed(0, 24, 2)),
     ("rope", "four products of halves", 3, lambda call: call.mixed(2, 8, 0)),
     ("matvec_vectorized|matvec_piece", "rows times x", 3, _matvec),

@@ -100,13 +100,15 @@ class LaunchEvents:
         self.macs = self.ddr_bytes = 0
         self._first = self._iterations = 0
         self._cores: dict[Core, _CoreState] = {}
+        self._herds: dict[HerdOp, str] = {}
         self._fills: defaultdict[SSAValue, _Fill] = defaultdict(_Fill)
         self._chain: dict[object, Event] = {}
+        self._begun: set[object] = set()
         self._shared: dict[object, Event] = {}
         self._turns: defaultdict[object, int] = defaultdict(int)
         self._pairs: dict[_Turn, tuple[Event, set[str]]] = {}
         self._ports: defaultdict[tuple[Core, bool], dict[Operation, int]] = defaultdict(dict)
-        self._shim_parts: defaultdict[bool, int] = defaultdict(int)
+        self._shims: defaultdict[bool, list[tuple[Resource, int]]] = defaultdict(list)
         self._ids: dict[Operation, tuple[int, ...]] = {}
         self._sides: dict[Operation, tuple[TransferSide, ...]] = {}
         self._parts = _parts_of_buffers(launch, self._used_ids)
@@ -117,6 +119,7 @@ class LaunchEvents:
     def walk_point(self, ids: Sequence[int]) -> None:
         """Add the events of one point. Raises TimingError for what cannot be followed."""
         self._first, self._iterations = len(self.events), 0
+        self._begun.clear()
         known: dict[SSAValue, int] = dict(zip(self.launch.ids, ids, strict=True))
         self._walk(self.bodies.steps(self.launch.body.block), _Scope(known))
         for state in self._cores.values():
@@ -125,10 +128,10 @@ class LaunchEvents:
 
     def limit_shim(self) -> None:
         """Share the channels of the shim tiles among more streams than there are."""
-        for resource_key, resource in self.resources.items():
-            if resource.kind == "shim":
-                reads = isinstance(resource_key, tuple) and resource_key[0] == "shim-in"
-                resource.rate *= min(1.0, SHIM_CHANNELS / max(1, self._shim_parts[reads]))
+        for shims in self._shims.values():
+            parts = sum(parts for _, parts in shims)
+            for shim, _ in shims:
+                shim.rate *= min(1.0, SHIM_CHANNELS / parts)
 
     def _walk(self, steps: Sequence[Step], scope: _Scope) -> None:
         for step in steps:
@@ -179,7 +182,7 @@ class LaunchEvents:
             if not isinstance(op, HerdOp):
                 self._walk(steps, _Scope(known))
                 continue
-            name = (op.sym_name or f"herd{len(self._cores)}", ids)
+            name = (op.sym_name or self._herds.setdefault(op, f"herd {len(self._herds)}"), ids)
             state = self._core(name)
             self._walk(steps, _Scope(known, state, name, op))
             state.pending += self.parameters.loop_cycles
@@ -190,7 +193,7 @@ class LaunchEvents:
         if self._iterations > MAX_ITERATIONS:
             raise TimingError(
                 f"one point of launch {launch_name(self.launch)} has more than {MAX_ITERATIONS} iterations "
-                "of loops with transfers, which the timing model does not follow: move more data in one transfer"
+                "of loops with transfers, which the timing model does not follow: move more data in each"
             )
 
     def _core(self, name: Core) -> _CoreState:
@@ -288,24 +291,27 @@ class LaunchEvents:
         nbytes = _bytes(source) or _bytes(target)
         chain = key[:-1]
         resources = [self._end(op, side, chain, scope) for side in (source, target)]
-        return self._new_transfer(resources, nbytes, (source, target), ("chain", chain))
+        event = self._new_transfer(resources, nbytes, ("chain", chain))
+        for side in (source, target):
+            if side.space == L3:
+                self._use_ddr(event, side, chain, scope)
+        return event
 
-    def _new_transfer(
-        self, resources: list[Resource], nbytes: int, sides: Sequence[TransferSide], chain: object
-    ) -> Event:
-        outside = [side for side in sides if side.space == L3]
-        overhead = self.parameters.shim_task_cycles if outside else self.parameters.bd_cycles
-        event = self._add(resources, overhead, nbytes)
-        for side in outside:
-            self._use_ddr(event, side, nbytes)
+    def _new_transfer(self, resources: list[Resource], nbytes: int, chain: object) -> Event:
+        event = self._add(resources, self.parameters.bd_cycles, nbytes)
         event.after(self._chain.get(chain))
         self._chain[chain] = event
         return event
 
-    def _use_ddr(self, event: Event, side: TransferSide, nbytes: int) -> None:
-        runs = max(1, nbytes // max(1, contiguous_bytes(side)))
-        event.ddr_bytes += nbytes + runs * self.parameters.ddr_burst_bytes
-        self.ddr_bytes += nbytes
+    def _use_ddr(self, event: Event, side: TransferSide, chain: object, scope: _Scope) -> None:
+        """A transfer to or from L3. Those of a loop are one task of the shim tile, which walks the loop
+        (air-opt-shim-dma-bds)."""
+        if not scope.in_loop or chain not in self._begun:
+            event.cycles = self.parameters.shim_task_cycles
+            self._begun.add(chain)
+        runs = max(1, event.nbytes // max(1, contiguous_bytes(side)))
+        event.ddr_bytes += event.nbytes + runs * self.parameters.ddr_burst_bytes
+        self.ddr_bytes += event.nbytes
 
     def _end(self, op: Operation, side: TransferSide, chain: tuple[object, ...], scope: _Scope) -> Resource:
         """The channel at one end of a transfer."""
@@ -319,10 +325,13 @@ class LaunchEvents:
         return self._resource(("memtile", side.reads, chain), lambda: _name(op, "memtile"), "memtile", rate)
 
     def _shim(self, reads: bool, chain: tuple[object, ...], parts: int, op: Operation) -> Resource:
-        key = ("shim-in" if reads else "shim-out", chain)
-        if key not in self.resources:
-            self._shim_parts[reads] += parts
-        return self._resource(key, lambda: _name(op, key[0]), "shim", self.parameters.shim_bytes * parts)
+        where = "shim in" if reads else "shim out"
+        is_new = (where, chain) not in self.resources
+        rate = self.parameters.shim_bytes * parts
+        shim = self._resource((where, chain), lambda: _name(op, where), "shim", rate)
+        if is_new:
+            self._shims[reads].append((shim, parts))
+        return shim
 
     def _core_port(self, op: Operation, reads: bool, scope: _Scope) -> Resource:
         """One of the two channels of a core's DMA in this direction; transfers of the text take turns."""
@@ -384,13 +393,12 @@ class LaunchEvents:
         if resource not in event.resources:
             event.resources.append(resource)
         if side.space == L3:
-            event.cycles = self.parameters.shim_task_cycles
-            self._use_ddr(event, side, event.nbytes)
+            self._use_ddr(event, side, chain, scope)
         self._touch(event, side, scope)
 
     def _pair(self, key: _Turn, end: str, chain: _Chain, nbytes: int) -> Event:
         if key not in self._pairs:
-            self._pairs[key] = (self._new_transfer([], nbytes, (), ("chain", chain)), set())
+            self._pairs[key] = (self._new_transfer([], nbytes, ("chain", chain)), set())
         event, ends = self._pairs[key]
         ends.add(end)
         return event

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from aerie.air_dialect import AirParseError, parse
 from aerie.air_dialect.index_analysis import constant_int
 from aerie.air_dialect.ops import LaunchOp
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.errors import ParseError
 from aerie.virtual_npu.timing.bodies import Bodies, TimingError
 from aerie.virtual_npu.timing.events import LaunchEvents, launch_name
@@ -37,7 +38,19 @@ def predict(text: str, parameters: Parameters = DEFAULT, filename: str = "<input
         raise TimingError(
             f"{filename} has no air.launch, so there is nothing to time: give a program before it is lowered"
         )
+    for launch in launches:
+        _check_runs_once(launch)
     return Prediction(tuple(_launch(launch, bodies, i == 0) for i, launch in enumerate(launches)))
+
+
+def _check_runs_once(launch: LaunchOp) -> None:
+    """Raises TimingError for a launch that the host starts in a loop or under a condition."""
+    around = next((op for op in parent_ops(launch) if op.name.startswith(("scf.", "affine."))), None)
+    if around is not None:
+        raise TimingError(
+            f"launch {launch_name(launch)} is inside {around.name}, and the timing model takes each launch "
+            "once: put the iterations in the launch's grid"
+        )
 
 
 def _launch(launch: LaunchOp, bodies: Bodies, is_first: bool) -> LaunchPrediction:
