@@ -187,7 +187,7 @@ def print_report(
             figures = (each.row.role, f"{each.row.value:g}", f"{each.predicted_us:.0f}", f"{each.error:+.0%}")
             table.add_row(each.row.name, *figures)
         print_tables(console, table)
-    reasons = defaultdict(int)
+    reasons: defaultdict[str, int] = defaultdict(int)
     for why in unpredicted.values():
         reasons[why] += 1
     for why, count in sorted(reasons.items(), key=lambda item: -item[1]):
