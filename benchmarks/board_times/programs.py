@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, DType, IllegalShapeError
 from aerie.kernel_builder.dsl import Role, bf16, f32
@@ -124,8 +125,8 @@ def _product(row: Measurement, out: DType) -> BoardProgram:
         raise NotBuildableError("its tiles are not published")
     m, k, n = (row.shape[side] for side in "mkn")
     if row.variant == "direct":
-        herd = {"herd_m": row.cores[0], "herd_n": row.cores[1]}
-        return _plain(gemm.build(m, k, n, **row.tiles, **herd, out=out))
+        tiles: dict[str, Any] = {**row.tiles, "herd_m": row.cores[0], "herd_n": row.cores[1]}
+        return _plain(gemm.build(m, k, n, **tiles, out=out))
     native, of_registry = row.numerics == "native", not row.variant.startswith("EMB")
     how = BoardGemm(
         **row.tiles,
@@ -151,7 +152,9 @@ def _with_cast(row: Measurement) -> str:
 
 
 def _flash_attention(row: Measurement) -> BoardProgram:
-    shape = {name: row.shape[name] for name in ("lq", "lk", "n_heads", "n_kv_heads", "head_dim")}
+    shape: dict[str, Any] = {
+        name: row.shape[name] for name in ("lq", "lk", "n_heads", "n_kv_heads", "head_dim")
+    }
     module = flash_attention.build(**shape, causal=row.variant == "causal")
     return _plain(module, "our tiles: upstream's query tile of 64 rows does not fit beside ours")
 
