@@ -157,6 +157,12 @@ def _product(call: _Call) -> CoreWork:
     return CoreWork(macs / _rate(call.sizes[0].bits, (a, b, c), call.parameters), macs)
 
 
+def _native_product(call: _Call) -> CoreWork:
+    a, b, c = (size.elements for size in call.sizes[:3])
+    macs = product_macs(a, b, c)
+    return CoreWork(macs / call.parameters.native_macs, macs)
+
+
 def _matvec(call: _Call) -> CoreWork:
     """A load of the weight, one of x and a product for each vector of 32; a sum over lanes for each row."""
     weights, out = call.sizes[0], call.sizes[-1]
@@ -197,6 +203,7 @@ KERNEL_COSTS: tuple[tuple[str, str, int, _Cost], ...] = (
     ("matvec_vectorized|matvec_piece", "rows times x", 3, _matvec),
     ("matvec_blocks", "4 or 8 bit blocks times x", 1, _blocks),
     ("unpack_blocks", "4 or 8 bit blocks to bf16", 1, _blocks),
+    ("(.*_)?(matmul|gemm|mm)_4x8x8", "a b by mmul 4x8x8", 3, _native_product),
     ("(.*_)?(matmul|gemm|mm)_", "a b", 3, _product),
 )
 """Name of a kernel, what it does, the least number of buffers it takes, and its work."""

@@ -1,0 +1,59 @@
+"""The timing model as a function of a measurement: its program is built once, and then predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from functools import cache
+
+from aerie.virtual_npu.timing import DEFAULT, Parameters, Prediction, predict
+from benchmarks.board_times.fit import FittedParameter
+from benchmarks.board_times.measurements import MICROSECONDS, Measurement
+from benchmarks.board_times.programs import BoardProgram, NotBuildableError, build_program
+
+CLOCK = "clock_ghz"
+
+
+class TimingModel:
+    """Predicts measurements. Programs, and what cannot be built, are kept between calls."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, BoardProgram | NotBuildableError] = {}
+
+    def program(self, row: Measurement) -> BoardProgram | NotBuildableError:
+        """The row's program, or why there is none."""
+        if row.name not in self._programs:
+            try:
+                self._programs[row.name] = build_program(row)
+            except NotBuildableError as error:
+                self._programs[row.name] = error
+        return self._programs[row.name]
+
+    def prediction(self, row: Measurement, parameters: Parameters = DEFAULT) -> Prediction | None:
+        """The model's prediction; None for a row without a program, or in another unit."""
+        program = self.program(row)
+        if isinstance(program, NotBuildableError) or row.unit != MICROSECONDS:
+            return None
+        return _predict(program.text, parameters)
+
+    def __call__(self, row: Measurement, values: Mapping[str, float]) -> float | None:
+        """Microseconds with these values of parameters; None where `prediction` is."""
+        prediction = self.prediction(row, replace(DEFAULT, **values))
+        return prediction.total_us if prediction else None
+
+
+@cache
+def _predict(text: str, parameters: Parameters) -> Prediction:
+    return predict(text, parameters)
+
+
+def fitted_parameters() -> list[FittedParameter]:
+    """All parameters of the model, with the range of each."""
+    return [
+        FittedParameter(each.name, each.metadata["low"], each.metadata["high"]) for each in fields(Parameters)
+    ]
+
+
+def start_values() -> dict[str, float]:
+    """The parameters as the model has them."""
+    return {each.name: getattr(DEFAULT, each.name) for each in fields(Parameters)}
