@@ -10,5 +10,6 @@ COMMANDS = (
     "aerie.virtual_npu.commands.check",
     "aerie.virtual_npu.commands.build",
     "aerie.virtual_npu.commands.bisect",
+    "aerie.virtual_npu.commands.reduce",
     "aerie.virtual_npu.commands.generate",
 )
