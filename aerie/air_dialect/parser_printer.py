@@ -98,6 +98,13 @@ class AirParser(Parser):
     """
 
     _line_starts: Sequence[int] = ()
+    _location: Span | None = None
+    """The `loc(...)` that was read last."""
+
+    def __init__(self, ctx: Context, text: str, filename: str) -> None:
+        super().__init__(ctx, text, filename)
+        self.written_locations: dict[int, str] = {}
+        """By the line of an operation, its `loc(...)` as it is written."""
 
     def _parse_tensor_literal_element(self) -> Parser._TensorLiteralElement:
         element = super()._parse_tensor_literal_element()
@@ -127,16 +134,23 @@ class AirParser(Parser):
         _keep_unknown_properties(op)
         if isinstance(op.location, UnknownLoc):
             op.location = self._place(span.start)
+            self._note_written_location(op.location.line.data)
         return op
 
-    def parse_optional_location(self) -> LocationAttr | None:
-        """Skip a `loc(...)`, of whatever form: messages name the text that was given, not what made it.
+    def _note_written_location(self, line: int) -> None:
+        """Note the location that was read last, if it ends the operation that was read last."""
+        end = self._current_token.span.start
+        if self._location and not self.lexer.input.content[self._location.end : end].strip():
+            self.written_locations.setdefault(line, self._location.text)
 
-        Aliases in it may be defined later, as `--mlir-print-debuginfo` has them.
+    def parse_optional_location(self) -> LocationAttr | None:
+        """Skip a `loc(...)`, of whatever form: the place of an operation is that in the text that was given.
+
+        Aliases in it may be defined later, as `--mlir-print-debuginfo` has them; `source_places` reads them.
         """
         if self._current_token.text != "loc":
             return None
-        self._consume_token()
+        start = self._consume_token().span.start
         self.parse_punctuation("(")
         depth = 1
         while depth:
@@ -144,6 +158,7 @@ class AirParser(Parser):
             if token.kind is MLIRTokenKind.EOF:
                 self.raise_error("this location has no closing parenthesis", token.span)
             depth += (token.kind is MLIRTokenKind.L_PAREN) - (token.kind is MLIRTokenKind.R_PAREN)
+        self._location = Span(start, token.span.end, self.lexer.input)
         return UnknownLoc()
 
     def parse_optional_argument(self, expect_type: bool = True) -> Any:
@@ -160,6 +175,47 @@ class AirParser(Parser):
         line = bisect_right(self._line_starts, position)
         column = position - self._line_starts[line - 1] + 1
         return FileLineColLoc(StringAttr(source.name), IntAttr(line), IntAttr(column))
+
+
+_ALIAS = re.compile(r"^(#[\w.$-]+) = (loc\(.*)$", re.MULTILINE)
+_PLACE = re.compile(
+    r'"(?P<file>(?:[^"\\\n]|\\.)+)":(?P<line>\d+):(?P<column>\d+)|(?P<alias>#[\w.$-]+)|"(?:[^"\\\n]|\\.)*"'
+)
+
+
+def source_places(text: str) -> dict[int, str]:
+    """By the line of an operation in the text, the place that its `loc(...)` names: `kernel.py:12:7`.
+
+    Of a fused location it is the first place in it, of a call that of the callee. Lines without one are left
+    out. Raises AirParseError if the text does not parse.
+    """
+    if "loc(" not in text:
+        return {}
+    with _ONE_AT_A_TIME:
+        parser = AirParser(make_context(), text, "<string>")
+        try:
+            parser.parse_module()
+        except ParseError as error:
+            raise AirParseError(f"{error.span.get_location()}: error: {_message(error)}") from error
+    aliases = {match[1]: match[2] for match in _ALIAS.finditer(text)}
+    places = {line: _place_of(written, aliases) for line, written in parser.written_locations.items()}
+    return {line: place for line, place in places.items() if place}
+
+
+def _place_of(location: str, aliases: dict[str, str]) -> str:
+    """The first place in a location, through aliases; empty if it names none. Line 0 means none."""
+    seen = set[str]()
+    open_searches = [_PLACE.finditer(location)]
+    while open_searches:
+        match = next(open_searches[-1], None)
+        if match is None:
+            open_searches.pop()
+        elif match["file"] and int(match["line"]):
+            return f"{match['file']}:{match['line']}:{match['column']}"
+        elif match["alias"] and match["alias"] not in seen:
+            seen.add(match["alias"])
+            open_searches.append(_PLACE.finditer(aliases.get(match["alias"], "")))
+    return ""
 
 
 _ONE_AT_A_TIME = threading.RLock()

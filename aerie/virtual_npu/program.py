@@ -7,9 +7,11 @@ result.outputs[1]
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +94,8 @@ class Program:
         """The built program. Raises a subclass of ProgramError if the build fails."""
         if self.source.options.sanitize:
             child_process.check_asan_loaded()
-        return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
+        with _with_source_places(self.source.text):
+            return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
 
     def entry(self, name: str | None = None) -> EntryPoint:
         """A public function and its arguments; the name may be left out where there is one.
@@ -145,13 +148,16 @@ class Program:
         outputs = [array.copy() for array in start]
         options = RunOptions(races=races, time_limit=time_limit)
         first = dataclasses.replace(options, stats=stats, trace=trace)
-        result = _run_reporting_alike(self.library, entry_point, outputs, first)
-        if expect is not None:
-            self._check_expected(entry_point, start, outputs, expect, tolerance)
-        for number in range(seed, seed + perturb):
-            self._compare(entry_point, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
-        for number in range(seed, seed + garbage):
-            self._compare(entry_point, start, outputs, dataclasses.replace(options, garbage=number), _GARBAGE)
+        with _with_source_places(self.source.text):
+            result = _run_reporting_alike(self.library, entry_point, outputs, first)
+            if expect is not None:
+                self._check_expected(entry_point, start, outputs, expect, tolerance)
+            for number in range(seed, seed + perturb):
+                other = dataclasses.replace(options, seed=number)
+                self._compare(entry_point, start, outputs, other, _SCHEDULE)
+            for number in range(seed, seed + garbage):
+                other = dataclasses.replace(options, garbage=number)
+                self._compare(entry_point, start, outputs, other, _GARBAGE)
         shaped_outputs = tuple(out.view(array.dtype) for out, array in zip(outputs, inputs, strict=True))
         return Result(shaped_outputs, result.notes, result.record, 1 + perturb)
 
@@ -245,6 +251,30 @@ class Program:
         if difference:
             message = f"{other.message.format(difference, seed)}; {again}"
             raise other.error(f"{entry.name}: the result depends on {message}")
+
+
+_LINE = re.compile(r"\bline (\d+)|^[^\n]*?:(\d+):\d+: error")
+
+
+@contextlib.contextmanager
+def _with_source_places(text: str) -> Iterator[None]:
+    """Make errors say which place of its source each line that they name comes from, if the text has it."""
+    try:
+        yield
+    except ProgramError as error:
+        if "loc(" not in text:
+            raise
+        from aerie.air_dialect import AirParseError, source_places
+
+        try:
+            places = source_places(text)
+        except AirParseError:
+            raise error from None
+        lines = dict.fromkeys(int(match[1] or match[2]) for match in _LINE.finditer(str(error)))
+        known = [f"line {line} is {places[line]}" for line in lines if line in places]
+        if known:
+            error.args = (f"{error}; {', '.join(known)}",)
+        raise
 
 
 def _run_reporting_alike(

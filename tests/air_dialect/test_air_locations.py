@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from aerie.air_dialect import AirParseError, location, parse, print_module
+from aerie.air_dialect import AirParseError, location, parse, print_module, source_places
 
 TEXT = r"""#map = affine_map<(d0) -> (d0)>
 #loc20 = loc("early")
@@ -98,3 +98,42 @@ def test_a_channel_without_a_size_is_a_single_one() -> None:
 def test_lines_and_columns_count_from_one() -> None:
     module = parse("func.func private @f()\n  func.func private @g()", "a.mlir")
     assert [location(op) for op in module.ops] == ["a.mlir:1:1", "a.mlir:2:3"]
+
+
+PLACES = r"""
+func.func @f() {
+  %a = arith.constant 0 : index loc("k.py":12:7)
+  %b = arith.constant 0 : index loc(#loc2)
+  %c = arith.constant 0 : index loc(callsite("f"("in.py":3:4 to :9) at "out.py":1:1))
+  %d = arith.constant 0 : index loc(fused<"CSE">[unknown, #loc1, "z.py":9:9])
+  %e = arith.constant 0 : index loc(unknown)
+  %g = arith.constant 0 : index loc("x.py":0:0)
+  %h = arith.constant 0 : index loc(#loop)
+  scf.for %i = %a to %b step %c {
+    %s = arith.constant 0 : index loc("in \"):1:1 body.py":20:1)
+  } loc("loop.py":5:6)
+  scf.for %i = %a to %b step %c {
+    %t = arith.constant 0 : index loc("body.py":21:1)
+  }
+  return
+}
+#loc1 = loc("a.py":4:5)
+#loc2 = loc("name"(#loc1))
+#loop = loc(fused[#loop, #loop2])
+#loop2 = loc(#loop)
+"""
+
+
+def test_the_places_of_the_source():
+    assert source_places(PLACES) == {
+        3: "k.py:12:7",
+        4: "a.py:4:5",
+        5: "in.py:3:4",
+        6: "a.py:4:5",
+        10: "loop.py:5:6",
+        11: 'in \\"):1:1 body.py:20:1',
+        14: "body.py:21:1",
+    }
+    assert source_places("func.func @f() {\n  return\n}\n") == {}
+    with pytest.raises(AirParseError, match="operation loc is not known"):
+        source_places("loc(")

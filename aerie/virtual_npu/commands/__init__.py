@@ -11,5 +11,6 @@ COMMANDS = (
     "aerie.virtual_npu.commands.time",
     "aerie.virtual_npu.commands.build",
     "aerie.virtual_npu.commands.bisect",
+    "aerie.virtual_npu.commands.reduce",
     "aerie.virtual_npu.commands.generate",
 )

@@ -33,11 +33,27 @@ TIME_LIMIT = 5.0
 def add(commands: Any) -> None:
     """Add the parser."""
     parser = commands.add_parser("run", help="build a program and run one of its functions")
-    common.add_file(parser)
-    common.add_arguments(parser)
+    add_running(parser)
     parser.add_argument(
         "--out", type=Path, metavar="NPZ", help="file for every argument after the run; left out: a summary"
     )
+    parser.add_argument(
+        "--device",
+        choices=(*DEVICE_NAMES, NO_DEVICE),
+        help=f"print one line if the program would not fit {DEVICE_NAMES[0]} (default with checks), "
+        f"{DEVICE_NAMES[1]}, or {NO_DEVICE}: do not look",
+    )
+    parser.add_argument("--sanitize", action="store_true", help="run under AddressSanitizer and UBSan")
+    parser.add_argument("--stats", action="store_true", help="what every tile and channel moved and called")
+    parser.add_argument("--trace", type=Path, metavar="JSON", help="file for a trace that Perfetto shows")
+    common.add_json(parser)
+    parser.set_defaults(command=_run)
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """Add what decides how a run ends, which `reduce` has too."""
+    common.add_file(parser)
+    common.add_arguments(parser)
     common.add_building(parser)
     common.add_cache(parser)
     parser.add_argument(
@@ -67,12 +83,6 @@ def add(commands: Any) -> None:
         help="a data race ends the run, or is noted (default: error)",
     )
     parser.add_argument(
-        "--device",
-        choices=(*DEVICE_NAMES, NO_DEVICE),
-        help=f"print one line if the program would not fit {DEVICE_NAMES[0]} (default with checks), "
-        f"{DEVICE_NAMES[1]}, or {NO_DEVICE}: do not look",
-    )
-    parser.add_argument(
         "--time-limit",
         type=float,
         default=TIME_LIMIT,
@@ -80,15 +90,10 @@ def add(commands: Any) -> None:
         help="with checks, end the run when a loop computes for S seconds while nothing moves and no end is "
         f"in sight; 0: never (default: {TIME_LIMIT:g})",
     )
-    parser.add_argument("--sanitize", action="store_true", help="run under AddressSanitizer and UBSan")
-    parser.add_argument("--stats", action="store_true", help="what every tile and channel moved and called")
-    parser.add_argument("--trace", type=Path, metavar="JSON", help="file for a trace that Perfetto shows")
-    common.add_json(parser)
-    parser.set_defaults(command=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    _check_combination(options)
+    check_combination(options)
     if options.sanitize and not child_process.is_asan_loaded():
         return child_process.rerun_sanitized(options.words)
     from aerie.virtual_npu import arrays
@@ -96,24 +101,8 @@ def _run(options: argparse.Namespace) -> int:
     program = common.program(options, options.file)
     entry = program.entry(options.entry)
     misfits = _misfits(options, program)
-    arguments = common.arguments(options, entry)
-    expect = arrays.read_expected(options.expect, entry) if options.expect else None
-    child_process.announce_run(program.library.kernels, options.checks)
     try:
-        with _interruptible(options.checks):
-            result = program.run(
-                *arguments,
-                entry=entry.name,
-                perturb=options.perturb or 0,
-                seed=options.seed or 1,
-                stats=options.stats,
-                trace=options.trace is not None,
-                races=options.races,
-                garbage=options.garbage or 0,
-                time_limit=options.time_limit,
-                expect=expect,
-                tolerance=options.tolerance,
-            )
+        result = run_program(options, program, stats=options.stats, trace=options.trace is not None)
     except VirtualNpuRuntimeError as error:
         if options.trace and error.record:
             _write_trace(options.trace, error.record)
@@ -124,6 +113,32 @@ def _run(options: argparse.Namespace) -> int:
         _write_trace(options.trace, result.record)
     _report(options, entry, result, misfits)
     return 0
+
+
+def run_program(
+    options: argparse.Namespace, program: Program, *, stats: bool = False, trace: bool = False
+) -> Result:
+    """Run a program as the options of `add_running` say. Raises ProgramError."""
+    from aerie.virtual_npu import arrays
+
+    entry = program.entry(options.entry)
+    arguments = common.arguments(options, entry)
+    expect = arrays.read_expected(options.expect, entry) if options.expect else None
+    child_process.announce_run(program.library.kernels, options.checks)
+    with interruptible(options.checks):
+        return program.run(
+            *arguments,
+            entry=entry.name,
+            perturb=options.perturb or 0,
+            seed=options.seed or 1,
+            stats=stats,
+            trace=trace,
+            races=options.races,
+            garbage=options.garbage or 0,
+            time_limit=options.time_limit,
+            expect=expect,
+            tolerance=options.tolerance,
+        )
 
 
 def _device(options: argparse.Namespace) -> str:
@@ -146,31 +161,31 @@ def _misfit_line(options: argparse.Namespace, misfits: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def _interruptible(checks: bool) -> Iterator[None]:
+def interruptible(checks: bool) -> Iterator[None]:
     """Ctrl-C ends the program, with checks by a KeyboardInterrupt that says where everything stood.
 
     Without checks it ends the process at once: loops do not look for signals.
     """
-    handler = signal.signal(signal.SIGINT, _interrupt if checks else signal.SIG_DFL)
+    handler = signal.signal(signal.SIGINT, interrupt if checks else signal.SIG_DFL)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
 
 
-def _interrupt(number: int, _frame: object) -> None:
+def interrupt(number: int, _frame: object) -> None:
     """Raise KeyboardInterrupt, once: a terminal sends the signal to this process, and its parent does too."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _check_combination(options: argparse.Namespace) -> None:
+def check_combination(options: argparse.Namespace) -> None:
     """Raises OptionError for what does not go together, with what to do."""
     needs_checks = {
         "--perturb": options.perturb is not None,
         "--garbage": options.garbage is not None,
-        "--trace": options.trace is not None,
-        "--stats": options.stats,
+        "--trace": getattr(options, "trace", None) is not None,
+        "--stats": getattr(options, "stats", False),
         "--races note": options.races != RACES[0],
     }
     for name, is_set in needs_checks.items():
