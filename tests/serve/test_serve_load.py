@@ -84,9 +84,7 @@ def test_who_goes_away_is_cancelled(serving: Any, streams: bool, monkeypatch: py
     serving.wait_until(lambda: manager.free_count == manager.page_count)
 
 
-def test_a_heartbeat_while_nothing_comes(
-    serving: Any, limit: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_heartbeat_while_nothing_comes(serving: Any, limit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first token, and between two. The engine stands still until two of them have come."""
     limit(heartbeat_s=0.05)
     scheduler = serving.service.worker.opened.scheduler
@@ -260,7 +258,10 @@ def rows_beside_answers(worker: Any, patch: pytest.MonkeyPatch) -> list[int]:
     scheduler, step = worker.opened.scheduler, worker.opened.scheduler.step
 
     def counting() -> None:
-        has_answer, before = any(isinstance(job.output, OutputProcessor) for job in worker._running), scheduler.stats.rows
+        has_answer, before = (
+            any(isinstance(job.output, OutputProcessor) for job in worker._running),
+            scheduler.stats.rows,
+        )
         step()
         if has_answer:
             rows.append(scheduler.stats.rows - before)

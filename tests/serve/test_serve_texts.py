@@ -211,9 +211,7 @@ def test_values_for_the_chat_template(spoken: Serving) -> None:
     assert response["prompt"] == plain + "</s>é"
 
 
-def test_an_endless_template_blocks_no_other_chat(
-    spoken: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_template_blocks_no_other_chat(spoken: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not over before the other chat is answered, however busy the machine."""
     begun, is_answered, real = threading.Event(), threading.Event(), chat_template.RENDERING.call
 
