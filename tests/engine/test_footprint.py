@@ -128,7 +128,7 @@ def test_the_demo_takes_what_was_foreseen():
 
 @pytest.mark.slow
 def test_a_layer_of_full_width_takes_what_was_foreseen(tmp_path):
-    """Weights and activations count here: with buffers shared, and for fewer positions apart and in strict memory."""
+    """Weights and activations count here: with buffers shared; and apart, and in strict memory, for fewer."""
     assert synthesise([str(tmp_path / "one"), "--layers", "1"]) == 0
     shared = check_measured(tmp_path / "one", tmp_path / "cache")
     assert shared > 100 * MIB

@@ -30,18 +30,21 @@ REQUESTS, TOKENS, AT_A_TIME, SETTLED = 200, 32, 8, 40
 LONGEST = 60
 """Tokens of a prompt. The first ones have as many, so that the largest window and its programs are there."""
 TOKENS_PER_OBJECT = 8
-"""An object that is kept of so many tokens, or of a quarter of a request, is a leak; noise is a tenth of it."""
+"""An object kept for each so many tokens, or four of a request, are a leak; noise is a tenth of it."""
 BYTES_PER_TOKEN = 32
 """So are as many bytes of a token, or a KiB of a request, in what is too large for Python's own allocator."""
+
+
+FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
 
 
 class AllocatorStatistics(ctypes.Structure):
     """`struct mallinfo2` of glibc, whose fields are all sizes in bytes, or counts."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    )
+    _fields_ = tuple((name, ctypes.c_size_t) for name in FIELDS)
 
 
 def kept() -> tuple[int, int]:

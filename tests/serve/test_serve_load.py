@@ -258,10 +258,8 @@ def rows_beside_answers(worker: Any, patch: pytest.MonkeyPatch) -> list[int]:
     scheduler, step = worker.opened.scheduler, worker.opened.scheduler.step
 
     def counting() -> None:
-        has_answer, before = (
-            any(isinstance(job.output, OutputProcessor) for job in worker._running),
-            scheduler.stats.rows,
-        )
+        has_answer = any(isinstance(job.output, OutputProcessor) for job in worker._running)
+        before = scheduler.stats.rows
         step()
         if has_answer:
             rows.append(scheduler.stats.rows - before)

@@ -10,8 +10,8 @@ import pytest
 
 @pytest.mark.usefixtures("smollm2", "as_users_build")
 def test_smollm2_against_transformers(command_line, tmp_path: Path) -> None:
-    """Five prompts, every step of every layer for a prompt of 2,048 tokens, and a conversation of 1,200, whose
-    tokens go by the programs of the contexts of 1,024 and 2,048 positions."""
+    """Five prompts, every step of every layer for a prompt of 2,048 tokens, and a conversation of 1,200,
+    whose tokens go by the programs of the contexts of 1,024 and 2,048 positions."""
     words = f"verify --model smollm2 --backend virtual --prompts 5 --conversation 1200 --out {tmp_path}"
     done = command_line("verify", words)
     assert (done.status, done.out.splitlines()[-1]) == (0, "[verify] PASS")
