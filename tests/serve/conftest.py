@@ -102,8 +102,13 @@ def slow_steps(worker: ModelThread, patch: pytest.MonkeyPatch, seconds: float = 
     however busy the machine."""
     assert worker.opened is not None
     scheduler = worker.opened.scheduler
-    step = scheduler.step
-    patch.setattr(scheduler, "step", lambda: (time.sleep(seconds), step()))
+    real = scheduler.step
+
+    def step() -> None:
+        time.sleep(seconds)
+        real()
+
+    patch.setattr(scheduler, "step", step)
 
 
 def demo() -> OpenedModel:
