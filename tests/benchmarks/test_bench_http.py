@@ -179,11 +179,11 @@ def test_a_server_that_never_gets_ready(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_whole_run_on_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    arguments = http.build_parser().parse_args(["--rounds", "1", "--tokens", "20"])
+    arguments = http.build_parser().parse_args(["--rounds", "2", "--tokens", "20"])
     monkeypatch.setattr(http.folders, "cache_folder", lambda: tmp_path)
     assert http.run(arguments) == 0
     shown = capsys.readouterr()
-    assert "round 1 of 1" in shown.err
+    assert "round 2 of 2" in shown.err
     figures = {
         label: re.search(rf"{label} +(-?\d+\.\d+)", shown.out)
         for label in ("first token, ms", "streamed token, ms", "clients, tokens/s", "over the engine's")
