@@ -91,7 +91,7 @@ from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 checkpoint, cache = open_checkpoint(Path(sys.argv[1])), Path(sys.argv[2])
 backend = select_backend("virtual")
-longest = min(checkpoint.config.context, int(sys.argv[3]))
+longest = min(checkpoint.config.context, 2048)
 options = RuntimeOptions(None, backend, cache, prompt_tokens=longest - 4)
 model = prepare_runtime(checkpoint, options, Reporter()).model
 kept = model.new_cache(longest)
@@ -105,13 +105,13 @@ print(json.dumps([int(peak) * 1024, needed.total, needed.activations]))
 """
 
 
-def check_measured(folder, cache, positions=2048, **environment):
-    """Peak memory of a process that fills so many positions, the last by decoding, against what was foreseen.
+def check_measured(folder, cache, **environment):
+    """Peak memory of a process that runs the longest prompt and a few tokens, against what was foreseen.
 
     Without the store it is as at a first start, which loads what builds programs.
     """
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(folder), str(cache), str(positions)],
+        [sys.executable, "-c", MEASURE, str(folder), str(cache)],
         capture_output=True,
         text=True,
         env={**os.environ, "VNPU_THREADS": "2", "VNPU_CACHE": "off", **environment},
@@ -128,12 +128,12 @@ def test_the_demo_takes_what_was_foreseen():
 
 @pytest.mark.slow
 def test_a_layer_of_full_width_takes_what_was_foreseen(tmp_path):
-    """Weights and activations count here: with buffers shared; and apart, and in strict memory, for fewer."""
+    """Weights and activations count here: with buffers shared and apart, and in strict memory."""
     assert synthesise([str(tmp_path / "one"), "--layers", "1"]) == 0
     shared = check_measured(tmp_path / "one", tmp_path / "cache")
     assert shared > 100 * MIB
-    for mode in ({"AERIE_PLAIN": "buffers"}, {"VNPU_STRICT": "1"}):
-        assert 50 * MIB < check_measured(tmp_path / "one", tmp_path / "cache", 1024, **mode) < shared
+    assert check_measured(tmp_path / "one", tmp_path / "cache", AERIE_PLAIN="buffers") > 1.15 * shared
+    assert shared < check_measured(tmp_path / "one", tmp_path / "cache", VNPU_STRICT="1") < 2 * shared
 
 
 def test_enough_memory_is_no_error(have):

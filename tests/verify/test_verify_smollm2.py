@@ -1,4 +1,4 @@
-"""The gate on a published model: `make verify MODEL=smollm2 N_PROMPTS=5 CONVERSATION=1200`."""
+"""The gate on a published model: `make verify MODEL=smollm2 N_PROMPTS=20 CONVERSATION=2000`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import pytest
 
 @pytest.mark.usefixtures("smollm2", "as_users_build")
 def test_smollm2_against_transformers(command_line, tmp_path: Path) -> None:
-    """Five prompts, every step of every layer for a prompt of 2,048 tokens, and a conversation of 1,200,
-    whose tokens go by the programs of the contexts of 1,024 and 2,048 positions."""
-    words = f"verify --model smollm2 --backend virtual --prompts 5 --conversation 1200 --out {tmp_path}"
+    """Twenty prompts, every step of every layer for a prompt of 2,048 tokens, and a conversation of 2,000."""
+    words = f"verify --model smollm2 --backend virtual --prompts 20 --conversation 2000 --out {tmp_path}"
     done = command_line("verify", words)
     assert (done.status, done.out.splitlines()[-1]) == (0, "[verify] PASS")
     record = json.loads((tmp_path / "verify-smollm2-virtual-exact.json").read_text())
-    assert len(record["prompts"]) == 5
+    assert len(record["prompts"]) == 20
     (conversation,) = record["conversations"]
-    assert conversation["tokens"] >= 1200
-    assert len(conversation["distance"]["kl"]) > 300
+    assert conversation["tokens"] >= 2000
+    assert len(conversation["distance"]["kl"]) > 500
     ladders = [(one["model"], one["tokens"], len(one["steps"])) for one in record["ladders"]]
     assert ladders[:2] == [("the model", 2048, 1084), ("in few rows", 2048, 1084)]
