@@ -295,7 +295,7 @@ def test_ctrl_c_ends_everything(stage_machine: Command, tmp_path: Path) -> None:
             break
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
-    _, output = child.communicate(timeout=60)
+    _, output = child.communicate(timeout=300)
     assert child.returncode == 130
     assert output.endswith("stopped\n")
     for pid in note.read_text().split():

@@ -78,18 +78,18 @@ def test_whatever_stops_us_stops_the_compilers(tools, tmp_path, number):
     ) as child:
         until(lambda: note.exists() and note.read_text())
         child.send_signal(number)
-        assert child.communicate(timeout=30)[1].endswith("stopped\n")
+        assert child.communicate(timeout=120)[1].endswith("stopped\n")
     assert child.returncode == 130
     pids = note.read_text().split()
     until(lambda: not any(is_running(pid) for pid in pids))
 
 
 def until(happens):
-    for _ in range(600):
+    for _ in range(2400):
         if happens():
             return
         time.sleep(0.05)
-    raise AssertionError("it did not happen within 30 s")
+    raise AssertionError("it did not happen within 120 s")
 
 
 def is_running(pid):

@@ -29,7 +29,7 @@ NAMES = ("device 0", "device 4", "device 7")
 
 
 def together(
-    work: Callable[[Communicator], Any], delays: tuple[float, ...] = (), patience_s: float = 20.0
+    work: Callable[[Communicator], Any], delays: tuple[float, ...] = (), patience_s: float = 120.0
 ) -> list[Any]:
     """What each of three ranks makes, or the error that it raises; rank r begins after delays[r] seconds."""
     meeting, made = thread_group(NAMES, patience_s), [None] * len(NAMES)
@@ -96,7 +96,7 @@ def test_ranks_that_differ_are_reported() -> None:
 def test_one_that_does_not_come_is_named_in_bounded_time() -> None:
     started = time.perf_counter()
     made = together(lambda group: group.rank == 1 or summed(group), patience_s=0.2)
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < 60
     assert sorted(str(each) for each in made if isinstance(each, PeerError)) == [
         f"{name} waited for device 4, which did not come (at most 0.2 s)" for name in (NAMES[0], NAMES[2])
     ]
@@ -108,7 +108,7 @@ def test_one_that_leaves_is_not_waited_for() -> None:
 
     started = time.perf_counter()
     made = together(work, delays=(0.0, 0.05, 0.0))
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < 60
     assert [isinstance(each, PeerError) for each in made] == [True, False, True]
 
 

@@ -340,7 +340,7 @@ class Failing(ModuleType):
             def wait2(self) -> None:
                 outer.runs += self.counts
                 if self.counts and outer.runs > after and outer.fails:
-                    outer.hangs.wait(20)
+                    outer.hangs.wait(300)
                     raise pyxrt.XrtError("the device has fallen asleep")
                 super().wait2()
 
@@ -359,7 +359,7 @@ def test_a_device_that_fails_in_the_middle_ends_what_it_does_and_no_more(demo: F
         list(session.generate(PROMPT, 4, Sampler()))
     with pytest.raises(RunError, match=r"^device 1 failed: program 'ffn_ar32' on"):
         session.scheduler.forward([PROMPT])
-    assert time.perf_counter() - started < 20
+    assert time.perf_counter() - started < 120
     stand_in.fails = False
     expected = list(wanted.generate(PROMPT, 4, Sampler()))
     assert list(session.generate(PROMPT, 4, Sampler())) == expected
@@ -377,7 +377,7 @@ def test_a_device_that_does_not_come_back_is_lost_and_named(demo: Family) -> Non
     for _ in range(2):
         with pytest.raises(RunError, match=r"^device 1 did not come back in 1 s after another device had"):
             list(session.generate(PROMPT, 4, Sampler()))
-    assert time.perf_counter() - started < 20
+    assert time.perf_counter() - started < 120
     stand_in.hangs.set()
     session.close()
 
@@ -475,7 +475,7 @@ def test_threads_end_with_the_devices() -> None:
     closed.close()
     del dropped
     gc.collect()
-    until = time.perf_counter() + 10
+    until = time.perf_counter() + 120
     while alive():
         assert time.perf_counter() < until
         time.sleep(0.01)

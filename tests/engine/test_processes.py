@@ -92,7 +92,7 @@ def test_others_that_do_not_come_are_not_waited_for_forever() -> None:
     )
     with pytest.raises(UserError, match=message):
         between_processes("127.0.0.1:0", 0, 2, 0.2)
-    assert time.perf_counter() - started < 30
+    assert time.perf_counter() - started < 60
 
 
 def test_two_processes_make_the_bits_of_two_devices(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def bytes_read():
 def test_files_are_read_ahead_until_that_is_closed(make_checkpoint):
     weights, threads = open_weights(make_checkpoint()), threading.active_count()
     size, before = weights.final_norm.path.stat().st_size, bytes_read()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     with weights.reading_ahead():
         while bytes_read() < before + size and time.monotonic() < deadline:
             time.sleep(0.001)

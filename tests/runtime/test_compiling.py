@@ -12,7 +12,7 @@ from aerie.runtime.parallel_compile import MemoryBudget, memory_budget
 
 
 def test_programs_are_compiled_side_by_side(open_cache, variant, toolchain, monkeypatch):
-    together = threading.Barrier(2, timeout=20)
+    together = threading.Barrier(2, timeout=120)
     real = toolchain.compile
     monkeypatch.setattr(toolchain, "compile", lambda *rest: (together.wait(), real(*rest))[1])
     artifacts = open_cache().compile_all([variant(name="a"), variant(name="b")], jobs=2)
@@ -97,7 +97,7 @@ def test_an_interruption_ends_waiting_for_another_process(open_cache, variant, m
     monkeypatch.setattr(cache._store, "_report", lambda line: reported.set())
 
     def interrupt(futures):
-        assert reported.wait(20)
+        assert reported.wait(120)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compiling_module, "_raise_first", interrupt)
@@ -112,11 +112,11 @@ def test_an_interruption_stops_what_compiles(open_cache, variant, toolchain, mon
 
     def until_stopped(*rest):
         started.set()
-        assert stopped.wait(20)
+        assert stopped.wait(120)
         raise CompileError("a", "killed")
 
     def interrupt(futures):
-        started.wait(20)
+        started.wait(120)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(toolchain, "compile", until_stopped)

@@ -305,10 +305,10 @@ def test_the_overhead_of_a_call_is_small(cache, arrays):
     x = arrays["x"]
     best = 1.0
     for _ in range(200):
-        started = time.perf_counter()
+        started = time.thread_time()
         cache.run("scale", x=x)
-        best = min(best, time.perf_counter() - started)
-    assert best < 300e-6  # seconds; ten times what it takes, numpy's stand-in program included
+        best = min(best, time.thread_time() - started)
+    assert best < 300e-6  # CPU seconds; ten times what it takes, numpy's stand-in program included
 
 
 def test_a_dropped_cache_releases_in_xrts_order(open_cache, program, arrays, monkeypatch):

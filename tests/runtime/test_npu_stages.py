@@ -200,7 +200,7 @@ def test_stop_ends_the_tools(stage_machine: Any, tmp_path: Path) -> None:
     while not (note.exists() and note.read_text()):
         thread.join(0.01)
     runner.stop()
-    thread.join(20)
+    thread.join(120)
     assert statuses(results) == "oF......"
     assert results[1].failure is not None
     assert results[1].failure.full_text.startswith("aircc was killed by SIGKILL")

@@ -306,7 +306,7 @@ def is_running(pid):
 
 def gone(pids):
     """Whether those processes end, which a killed one does soon and not at once."""
-    for _ in range(200):
+    for _ in range(2400):
         if not any(map(is_running, pids)):
             return True
         time.sleep(0.05)
@@ -314,7 +314,7 @@ def gone(pids):
 
 
 def wait_for(note):
-    for _ in range(400):
+    for _ in range(2400):
         if note.exists() and note.read_text():
             return [int(word) for word in note.read_text().split()]
         time.sleep(0.05)

@@ -28,7 +28,7 @@ from aerie.serve.cli import DrainingServer, make_server
 from aerie.serve.model_spec import open_model
 from aerie.serve.models import ModelManager
 from aerie.serve.service import ModelService, ServedModel, ServerLimits
-from aerie.serve.worker import OpenedModel
+from aerie.serve.worker import ModelThread, OpenedModel
 
 PATIENCE_S = 120.0
 """How long a test waits for what comes at once on an idle machine. There is room for a busy one, and for a
@@ -79,7 +79,7 @@ class Serving:
             self.wait_until(self.running)
 
 
-def http_client(url: str, timeout: float = PATIENCE_S, **options: Any) -> httpx2.Client:
+def http_client(url: str, timeout: float | httpx2.Timeout = PATIENCE_S, **options: Any) -> httpx2.Client:
     """A client of a server on this machine. timeout: seconds."""
     return httpx2.Client(base_url=url, timeout=timeout, verify=PLAIN, **options)
 
@@ -95,6 +95,20 @@ def opened(model: str, draft: str | None = None) -> OpenedModel:
     backend = select_backend("virtual")
     options = RuntimeOptions(None, backend, folders.programs_folder(), decode=ROWS, kv_pool=64 * 256)
     return open_model(model, options, Reporter(quiet=True), draft)
+
+
+def slow_steps(worker: ModelThread, patch: pytest.MonkeyPatch, seconds: float = 0.1) -> None:
+    """From now on a step takes so long: an answer of 400 tokens is under way for as long as a test needs it,
+    however busy the machine."""
+    assert worker.opened is not None
+    scheduler = worker.opened.scheduler
+    real = scheduler.step
+
+    def step() -> None:
+        time.sleep(seconds)
+        real()
+
+    patch.setattr(scheduler, "step", step)
 
 
 def demo() -> OpenedModel:

@@ -17,6 +17,7 @@ import pytest
 from aerie.common.errors import UserError
 from aerie.serve import connections
 from aerie.serve.service import ServerLimits
+from tests.serve.conftest import PATIENCE_S, demo, start
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -25,8 +26,6 @@ POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Any]:
     """A server with short limits, which needs no model."""
-    from tests.serve.conftest import demo, start
-
     limits = ServerLimits(head_s=0.4, body_s=0.4, send_s=1.2, connections=8)
     serving, stop = start(limits, demo)
     serving.wait_until(lambda: serving.server.started and serving.service.opened)
@@ -36,7 +35,7 @@ def quick() -> Iterator[Any]:
 
 def connected(serving: Any) -> socket.socket:
     host, port = urlsplit(serving.url).netloc.split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 def heard(connection: socket.socket) -> bytes:
@@ -54,7 +53,7 @@ def heard(connection: socket.socket) -> bytes:
 def dripping(connection: socket.socket, more: Callable[[], bytes]) -> bytes:
     """What comes while a byte is sent now and then, until the server closes."""
     connection.settimeout(0.05)
-    parts, limit = b"", time.monotonic() + 20
+    parts, limit = b"", time.monotonic() + PATIENCE_S
     while time.monotonic() < limit:
         try:
             connection.sendall(more())
@@ -108,15 +107,25 @@ def test_a_reader_of_nothing_is_dropped(quick: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_reader_that_is_slow_is_not(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick.service, "name", "x" * 8_000_000)
-    reader = connected(quick)
+    """By a clock that goes on by a second, of 1.2, whenever the client takes some of the response."""
+    clock, real = [0.0], connections.Connection.check_timeouts
+    checked: list[tuple[float, float]] = []
+
+    def check(connection: connections.Connection, _: float) -> None:
+        real(connection, clock[0])
+        if connection.transport.get_write_buffer_size():
+            checked.append((clock[0], connection._taken_s))
+
+    monkeypatch.setattr(connections.Connection, "check_timeouts", check)
+    monkeypatch.setattr(quick.service, "name", "x" * 30_000_000)
+    reader, received = connected(quick), bytearray()
     reader.sendall(HEAD + b"Connection: close\r\n\r\n")
-    parts = []
-    while part := reader.recv(2_000_000):
-        parts.append(part)
-        time.sleep(0.3)
-    assert b"".join(parts).endswith(b"}")
-    reader.close()
+    for megabytes in (2, 6, 10):  # the system's own buffers hold less than the rest
+        while len(received) < megabytes * 1_000_000:
+            received += reader.recv(65536)
+        quick.wait_until(lambda: checked and checked[-1] == (clock[0], clock[0]))
+        clock[0] += 1
+    assert (received + heard(reader)).endswith(b"}")
 
 
 def test_idle_connections_make_room(quick: Any) -> None:
@@ -147,7 +156,7 @@ def test_where_there_are_no_descriptors_it_waits(
         time.sleep(0.3)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    waiting[0].settimeout(20)
+    waiting[0].settimeout(PATIENCE_S)
     assert heard(waiting[0]).startswith(b"HTTP/1.1 200")
     assert caplog.text.count("no connection can be taken") == 1
     assert "Traceback" not in caplog.text

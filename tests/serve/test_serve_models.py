@@ -29,13 +29,14 @@ from aerie.serve.model_spec import ModelSpec
 from aerie.serve.models import MemoryLimit, ModelManager
 from aerie.serve.service import RELOAD_DELAY_S, ModelState, ServedModel, ServerLimits
 from aerie.serve.worker import OpenedModel
-from tests.serve.conftest import PATIENCE_S, Serving, http_client, opened, start_models
+from tests.serve.conftest import PATIENCE_S, Serving, http_client, opened, slow_steps, start_models
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FRANCE = "What is the capital of France?"
 USER = [{"role": "user", "content": FRANCE}]
 SHIPPED = ("demo", "demo-diffusion", "demo-drafter")
 MIB = 2**20
+Endless = Callable[[Serving, str], dict[str, Any]]
 
 
 def offers(*names: str, needs: int = 0) -> list[ServedModel]:
@@ -81,10 +82,16 @@ def each() -> Iterator[dict[str, Model]]:
         model.close()
 
 
-def endless(serving: Serving, model: str) -> dict[str, Any]:
-    """A stream that goes on for long."""
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> Endless:
+    """endless(serving, model): a stream that goes on for long."""
+    return partial(_endless, monkeypatch)
+
+
+def _endless(patch: pytest.MonkeyPatch, serving: Serving, model: str) -> dict[str, Any]:
     worker = serving.models.all[model].worker
     assert worker.opened is not None
+    slow_steps(worker, patch)
     eos = worker.opened.session.model.config.eos_token_ids
     bias = {str(token): -100.0 for token in eos}
     return {"model": model, "prompt": "x", "max_tokens": 400, "stream": True, "logit_bias": bias}
@@ -199,7 +206,9 @@ def test_who_is_idle_longest_gives_way(starting_models: Callable[[ModelManager],
     assert 'aerie_model_memory_bytes{model="demo-drafter"} 0.0' in metrics
 
 
-def test_who_answers_does_not_give_way(starting_models: Callable[[ModelManager], Serving]) -> None:
+def test_who_answers_does_not_give_way(
+    starting_models: Callable[[ModelManager], Serving], endless: Endless
+) -> None:
     limits = ServerLimits(load_wait_s=0.3, heartbeat_s=0.1)
     serving = starting_models(
         ModelManager(
@@ -327,7 +336,9 @@ def test_the_first_of_several_may_fail(starting_models: Callable[[ModelManager],
     assert ask(serving, "demo").status_code == 200
 
 
-def test_a_model_whose_thread_ends(starting_models: Callable[[ModelManager], Serving]) -> None:
+def test_a_model_whose_thread_ends(
+    starting_models: Callable[[ModelManager], Serving], endless: Endless
+) -> None:
     serving = starting_models(ModelManager(offers("demo", "demo-drafter")))
     loaded(serving, "demo")
     with serving.http as http, http.stream("POST", COMPLETIONS, json=endless(serving, "demo")) as response:
@@ -365,8 +376,13 @@ def test_while_a_model_is_loaded(
     def stream(one: tuple[str, dict[str, Any]]) -> list[str]:
         with serving.http as http, http.stream("POST", one[0], json=one[1]) as response:
             assert response.status_code == 200
-            return [line for line in response.iter_lines() if line]
+            lines: list[str] = []
+            for line in response.iter_lines():
+                lines += [line] if line else []
+                waiting.update({one[0]: True} if line else {})
+            return lines
 
+    waiting: dict[str, bool] = {}
     with ThreadPoolExecutor(5) as threads:
         futures = [threads.submit(stream, one) for one in streams]
         whole = threads.submit(ask, serving, "slow")
@@ -385,6 +401,7 @@ def test_while_a_model_is_loaded(
             "96 requests wait for the model 'slow' to be loaded, and that is the limit; try again in 2 s",
         )
         models.all["slow"].active_requests -= 96
+        serving.wait_until(lambda: len(waiting) == 3)
         go_on.set()
         assert whole.result().status_code == 200
         chat, responses, messages = (one.result() for one in futures)
@@ -398,20 +415,23 @@ def test_while_a_model_is_loaded(
 
 
 def test_a_client_that_goes_away_while_it_waits_for_room(
-    starting_models: Callable[[ModelManager], Serving],
+    starting_models: Callable[[ModelManager], Serving], endless: Endless
 ) -> None:
     models = ModelManager(offers("demo", "demo-drafter", needs=60), memory=MemoryLimit(100, lambda: None))
     serving = starting_models(models)
     loaded(serving, "demo")
     with serving.http as http, http.stream("POST", COMPLETIONS, json=endless(serving, "demo")) as response:
         next(lines := response.iter_lines())
-        with http_client(serving.url, 0.3) as other, pytest.raises(httpx2.ReadTimeout):
+        impatient = httpx2.Timeout(PATIENCE_S, read=0.3)
+        with http_client(serving.url, impatient) as other, pytest.raises(httpx2.ReadTimeout):
             other.post(CHAT, json={"model": "demo-drafter", "messages": USER})
         serving.wait_until(lambda: states(serving)["demo-drafter"] == "unloaded")
         next(lines)
 
 
-def test_loading_and_unloading_by_request(starting_models: Callable[[ModelManager], Serving]) -> None:
+def test_loading_and_unloading_by_request(
+    starting_models: Callable[[ModelManager], Serving], endless: Endless
+) -> None:
     serving = starting_models(ModelManager(offers("demo", "demo-drafter"), ServerLimits(api_key="k")))
     with http_client(serving.url, 30) as anybody:
         for path in ("/models/load", "/models/unload"):

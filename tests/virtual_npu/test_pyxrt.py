@@ -56,7 +56,7 @@ class FakeLibrary:
         if entry == "stop":
             raise KeyboardInterrupt
         if entry == "slow":
-            assert self.release.wait(20)
+            assert self.release.wait(120)
         if entry == "fill":
             floats_at(pointers[0])[:] = ctypes.c_int32.from_address(pointers[1]).value
         if entry == "double":

@@ -76,13 +76,13 @@ def test_a_second_thread_waits_with_a_note_and_finds_the_entry(store):
 
     def make(work: Path) -> Path:
         started.set()
-        assert waits.wait(20)
+        assert waits.wait(120)
         return made_of(b"first")(work)
 
     first = threading.Thread(target=store.get_or_make, args=(NAME, make))
     second = threading.Thread(target=lambda: found.append(store.get_or_make(NAME, never, waits.set)))
     first.start()
-    assert started.wait(20)
+    assert started.wait(120)
     second.start()
     first.join()
     second.join()
@@ -103,7 +103,7 @@ def test_waiting_can_be_stopped(store):
     with store.locked_work_folder(NAME):
         waiter = threading.Thread(target=wait)
         waiter.start()
-        assert waits.wait(20)
+        assert waits.wait(120)
         while waiter.is_alive():
             interrupt_lock_waits()
             waiter.join(0.02)
