@@ -110,8 +110,9 @@ def plan_before_attention(
     """RMSNorm, the Q, K and V projections, RoPE on Q and K, six launches: x -> q_roped, k_roped, v.
 
     If the model has biases of these, three more launches add them; if it normalizes queries and keys, there
-    are two more; without a norm before attention there is one less. rope: RoPE's input. Prefill keeps the table of all positions on the device; programs that
-    start at other positions than 0 receive the rows of their positions.
+    are two more; without a norm before attention there is one less. rope: RoPE's input. Prefill keeps the
+    table of all positions on the device; programs that start at other positions than 0 receive the rows of
+    their positions.
     """
     emb = shape.emb_dim
     lut, lut_role = rope

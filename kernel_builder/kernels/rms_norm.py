@@ -271,10 +271,14 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
     heads = int(rng.integers(2, 9)) if rng.random() < 0.25 else 1
     cols = 2 * LANES * int(rng.integers(1, 33 if heads == 1 else 6))
-    parameters = {"rows": rows, "cols": cols, "eps": float(rng.choice([1e-5, 1e-6])), "heads": heads}
-    return (
-        parameters | [{}, {}, {"round_once": True}, {"round_once": True, "weight_offset": 1}][rng.integers(4)]
+    sizes = {"rows": rows, "cols": cols, "eps": float(rng.choice([1e-5, 1e-6])), "heads": heads}
+    forms: tuple[dict[str, Any], ...] = (
+        {},
+        {},
+        {"round_once": True},
+        {"round_once": True, "weight_offset": 1},
     )
+    return sizes | forms[int(rng.integers(len(forms)))]
 
 
 KERNEL = KernelSpec(
