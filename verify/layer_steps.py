@@ -285,14 +285,12 @@ def _placed(*programs: Iterable[LayerStep]) -> Callable[[LayerStep], LayerStep]:
     names = {step.name for steps in programs for step in steps}
     if "attn_post_norm" not in names:
         return lambda step: step
-    changed: dict[str, dict[str, Any]]
-    if "ffn_norm" not in names:
-        changed = {"attn_residual": {"module_hook": ("mlp", "in")}}
-    else:
-        path = _FFN_NORM_OF_FOUR
-        norm = {"compute": _module(path), "module_hook": (path, "out")}
-        changed = {"attn_residual": {"module_hook": (path, "in")}, "ffn_norm": norm}
-    return lambda step: replace(step, **changed.get(step.name, {}))
+    path = _FFN_NORM_OF_FOUR if "ffn_norm" in names else "mlp"
+    changed: dict[str, Callable[[LayerStep], LayerStep]] = {
+        "attn_residual": lambda step: replace(step, module_hook=(path, "in")),
+        "ffn_norm": lambda step: replace(step, compute=_module(path), module_hook=(path, "out")),
+    }
+    return lambda step: changed[step.name](step) if step.name in changed else step
 
 
 def _with_sources(plan: ProgramPlan, part: str, inputs: Iterable[str]) -> Iterator[LayerStep]:
