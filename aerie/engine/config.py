@@ -13,6 +13,7 @@ from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
+from aerie.engine.layer_masks import LayerMasks, layer_masks
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.rope import LongRopeScaling, RopeScaling, read_rule
 from aerie.engine.unsupported_models import check_sizes, check_supported
@@ -33,8 +34,8 @@ MAX_POSITIONS = 1 << 30
 
 LIMITS = {
     "max_position_embeddings": "",
-    "sliding_window": "as many as its sliding window holds; attention that forgets earlier ones is not "
-    "supported",
+    "sliding_window": "as many as its sliding window holds; blocks whose positions see each other have no "
+    "windows",
     "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; with a "
     "larger --max-model-len all texts are turned by the other set",
     "--max-model-len": "as many as the flag allows",
@@ -48,8 +49,8 @@ class ModelConfig:
 
     eos_token_ids: all ids that end an answer, in the checkpoint's order; may be empty. rope_scaling: None for
     plain RoPE. layers_without_rope: by number, from 0 on. multipliers: `attention` is None where it is
-    1 / sqrt(head_dim) anyway. sliding_window: number of positions that a
-    token attends to in some layer, its own included; None means all. diffusion: None for an
+    1 / sqrt(head_dim) anyway. sliding_window: number of positions that a token attends to in
+    `layers_with_window`, its own included; None means all, in all layers. diffusion: None for an
     autoregressive model. draft_mask_id: the token in place of each further draft, of a model that drafts
     several in one pass. weight_kinds: of its matrices on the device.
     """
@@ -71,6 +72,7 @@ class ModelConfig:
     layers_without_rope: frozenset[int] = frozenset()
     multipliers: Multipliers = field(default_factory=Multipliers)
     sliding_window: int | None = None
+    layers_with_window: frozenset[int] = frozenset()
     family: ModelFamily = FAMILIES["llama"]
     diffusion: DiffusionConfig | None = None
     draft_mask_id: int | None = None
@@ -92,8 +94,8 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """Maximum positions that can run: as far as attention is plain causal attention, and RoPE has one set
-        of frequencies."""
+        """Maximum positions that can run: as far as RoPE has one set of frequencies and, in block diffusion,
+        as no layer's window hides any."""
         return min(self._limits.values())
 
     @property
@@ -110,7 +112,8 @@ class ModelConfig:
     def _limits(self) -> dict[str, int]:
         """Positions by the entry that limits them; of equal ones the first is used."""
         turned = self.rope_scaling.positions if self.rope_scaling else None
-        given = (self.max_position_embeddings, self.sliding_window, turned, self.max_positions)
+        window = self.sliding_window if self.diffusion else None
+        given = (self.max_position_embeddings, window, turned, self.max_positions)
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property
@@ -122,6 +125,11 @@ class ModelConfig:
     def rope_of_layer(self) -> tuple[int, ...]:
         """Of each layer the number of its RoPE table: 0 with RoPE, 1 without."""
         return tuple(int(layer in self.layers_without_rope) for layer in range(self.num_hidden_layers))
+
+    @property
+    def masks(self) -> LayerMasks:
+        """The windows of the layers."""
+        return layer_masks(self.num_hidden_layers, self.sliding_window, self.layers_with_window)
 
     @property
     def shape(self) -> ModelShape:
@@ -143,14 +151,22 @@ class ModelConfig:
 
     def with_layers(self, layers: int) -> ModelConfig:
         """The config of the first layers, or of more. Where none of the first is without RoPE though others
-        are, the last one is, so that a small model has all kinds of layers."""
+        are, the last one is, so that a small model has all kinds of layers. So it is with windows; more
+        layers repeat those of the model."""
         without = frozenset(layer for layer in self.layers_without_rope if layer < layers)
         if layers > self.num_hidden_layers:
             more = self.family.default_layers_without_rope(layers)
             without |= {layer for layer in more if layer >= self.num_hidden_layers}
         elif self.layers_without_rope and not without:
             without = frozenset([layers - 1])
-        return replace(self, num_hidden_layers=layers, layers_without_rope=without)
+        windowed = frozenset(
+            layer for layer in range(layers) if layer % self.num_hidden_layers in self.layers_with_window
+        )
+        if self.layers_with_window and not windowed:
+            windowed = frozenset([layers - 1])
+        return replace(
+            self, num_hidden_layers=layers, layers_without_rope=without, layers_with_window=windowed
+        )
 
     @property
     def layer_parameters(self) -> int:
@@ -186,6 +202,9 @@ def load_config(folder: Path) -> ModelConfig:
     )
     check_sizes(config, family, head_dim, positions)
     rope, part = _rope(config), 1.0
+    window = _window(config, family)
+    without_rope = _layers_without_rope(config, family, layers)
+    windowed = _layers_with_window(config, family, layers, without_rope) if window else frozenset()
     if family.has_partial_rotary:
         part = _rotary_part(config, rope, head_dim)
         rope = ConfigReader(rope.path, {k: v for k, v in rope.entries.items() if k != ROTARY_PART})
@@ -204,9 +223,10 @@ def load_config(folder: Path) -> ModelConfig:
         partial_rotary_factor=part,
         tie_word_embeddings=config.flag("tie_word_embeddings", default=family.tied),
         eos_token_ids=_eos_token_ids(config),
-        layers_without_rope=_layers_without_rope(config, family, layers),
+        layers_without_rope=without_rope,
         multipliers=_multipliers(config, family, head_dim),
-        sliding_window=_window(config, family, layers),
+        sliding_window=window if windowed else None,
+        layers_with_window=windowed,
         family=family,
         diffusion=read_diffusion(config, family.diffusion),
         draft_mask_id=_draft_mask_id(config),
@@ -244,8 +264,8 @@ def _kv_heads(config: ConfigReader, family: ModelFamily, heads: int) -> int:
     return kv_heads
 
 
-def _window(config: ConfigReader, family: ModelFamily, layers: int) -> int | None:
-    """How far back the layers see that forget, by transformers' rules; None where none forgets."""
+def _window(config: ConfigReader, family: ModelFamily) -> int | None:
+    """How far back the layers with a window see; None where no layer has one."""
     window = config.positive_int_or_none("sliding_window", if_absent=family.sliding_window)
     if family.window_is_optional and not config.flag("use_sliding_window", default=False):
         window = None
@@ -255,10 +275,28 @@ def _window(config: ConfigReader, family: ModelFamily, layers: int) -> int | Non
             f"{config.path}: layer_types has 'sliding_attention' and sliding_window does not say how far it "
             "reaches; fetch it again"
         )
+    return window
+
+
+def _layers_with_window(
+    config: ConfigReader, family: ModelFamily, layers: int, without_rope: frozenset[int]
+) -> frozenset[int]:
+    """The layers that a window belongs to, by transformers' rules: those of `layer_types`, else all, or where
+    the window is optional those from `max_window_layers` on or, as in SmolLM3, those without RoPE."""
+    kinds = config.items("layer_types")
+    if kinds and len(kinds) < layers:
+        raise ConfigError(
+            f"{config.path}: layer_types names {len(kinds)} layers of {layers}; which of the others have a "
+            "window is not known; fetch it again"
+        )
+    if kinds:
+        return frozenset(layer for layer in range(layers) if kinds[layer] == "sliding_attention")
     if not family.window_is_optional:
-        return window
+        return frozenset(range(layers))
+    if family.no_rope_interval:
+        return without_rope
     first = config.positive_int("max_window_layers", default=family.window_layers, least=0)
-    return window if "sliding_attention" in kinds or (not kinds and first < layers) else None
+    return frozenset(range(first, layers))
 
 
 def _layers_without_rope(config: ConfigReader, family: ModelFamily, layers: int) -> frozenset[int]:
