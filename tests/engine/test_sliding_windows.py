@@ -105,7 +105,7 @@ def test_what_a_layer_sees():
 @pytest.mark.parametrize(("layers", "windowed"), [(1, {0}), (2, {0}), (3, {0, 2}), (5, {0, 2, 3})])
 def test_a_model_of_other_layers_has_windows_too(make_checkpoint, layers, windowed):
     config = load_config(make_checkpoint(seed=7, **MODELS["qwen3"]))
-    assert config.context == 512
+    assert config.context == 256
     assert config.with_layers(layers).layers_with_window == windowed
 
 
