@@ -129,8 +129,8 @@ def _name(config: ModelConfig) -> str:
         )
     if len(config.masks.windows) > 1:
         raise CheckpointError(
-            f"layers {sorted(config.layers_with_window)} of {config.num_hidden_layers} have a sliding_window, and "
-            "a GGUF file has one for all layers: it would answer otherwise"
+            f"layers {sorted(config.layers_with_window)} of {config.num_hidden_layers} have a "
+            "sliding_window, and a GGUF file has one for all layers: it would answer otherwise"
         )
     return kind
 
