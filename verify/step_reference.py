@@ -7,6 +7,7 @@ for exact arithmetic; in bf16 it shows what rounding alone does to the same numb
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -100,19 +101,31 @@ class StepReference:
             self.model.config._attn_implementation, self._family.eager_attention_forward
         )
         q, k, v = (heads_first(x, self.head_dim) for x in (query, keys, values))
-        out, _ = interface(attention, q, k, v, self._mask(k), dropout=0.0, scaling=attention.scaling)
+        out, _ = interface(
+            attention, q, k, v, self._mask(k, attention), dropout=0.0, scaling=attention.scaling
+        )
         return out.reshape(query.shape)
 
     @property
     def head_dim(self) -> int:
         return int(self.model.model.layers[0].self_attn.head_dim)
 
-    def _mask(self, keys: Any) -> Any:
+    def _mask(self, keys: Any, attention: Any) -> Any:
         """(1, 1, rows, key positions): 0 for visible keys, the lowest number for hidden ones."""
         import torch
 
-        later = torch.arange(keys.shape[2])[None, :] > self.positions[0][:, None]
-        return torch.where(later, torch.finfo(keys.dtype).min, 0.0).to(keys.dtype)[None, None]
+        back = self.positions[0][:, None] - torch.arange(keys.shape[2])[None, :]
+        hidden = (back < 0) | (back >= self._window(attention))
+        return torch.where(hidden, torch.finfo(keys.dtype).min, 0.0).to(keys.dtype)[None, None]
+
+    def _window(self, attention: Any) -> float:
+        """How many positions a row of this layer sees, as transformers' config says."""
+        config = self.model.config
+        kinds = getattr(config, "layer_types", None)
+        window = getattr(config, "sliding_window", None)
+        if window is None or (kinds and kinds[attention.layer_idx] != "sliding_attention"):
+            return math.inf
+        return float(window)
 
 
 class Bfp16StepReference(StepReference):

@@ -16,10 +16,10 @@ from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.runtime import HostWork
 
 
-def _native_for(keys: BF16Array, visible: object) -> NativeAttention | None:
+def _native_for(keys: BF16Array, visible: Sequence[object]) -> NativeAttention | None:
     """The C++ functions if they can attend to these keys, else None."""
     native = native_attention()
-    return native if native and native.can_attend(keys, visible) else None
+    return native if native and all(native.can_attend(keys, each) for each in visible) else None
 
 
 class NewKVRows:
@@ -81,51 +81,57 @@ class CacheAttention:
 
     layers: keys and values of each layer, (kv_heads, capacity, head_dim). out: (width,) bf16, receives the
     attention of all heads. Call `set_position` before each token. C++ or numpy is chosen once, by the
-    positions that the first token attends to. keys_before_rope: as in NewKVRows. scale: what scores are
-    multiplied with; None means 1 / sqrt(head_dim).
+    positions that the first token attends to. visible: one index for each different window.
+    keys_before_rope: as in NewKVRows. scale: what scores are multiplied with; None means 1 / sqrt(head_dim).
+    window_of_layer: which of the indices selects the positions of a layer, by the layer's number modulo the
+    length.
     """
 
     def __init__(
         self,
         layers: Layers,
         width: int,
-        visible: Any,
+        visible: Sequence[Any],
         keys_before_rope: Sequence[BF16Array] = (),
         scale: float | None = None,
+        window_of_layer: Sequence[int] = (0,),
     ) -> None:
         self._scale = scale
         self.out = np.empty(width, bf16)
         self._layers, self._rows = layers, NewKVRows(layers, keys_before_rope)
-        self._visible, self._position = visible, KVPosition()
+        self._visible, self._positions = visible, [KVPosition() for _ in visible]
+        self._window_of_layer = window_of_layer
         self._native = _native_for(layers[0][0], visible)
         self._threads = knobs.thread_count() if self._native else 1
 
-    def can_reuse_for(self, visible: Any) -> bool:
+    def can_reuse_for(self, visible: Sequence[Any]) -> bool:
         """Whether a token that attends to `visible` would use the same implementation."""
         return _native_for(self._layers[0][0], visible) is self._native
 
-    def set_position(self, position: int, visible: Any) -> None:
+    def set_position(self, position: int, visible: Sequence[Any]) -> None:
         """Store the next token at this position of the cache, and let it attend to the positions that the
-        index `visible` selects."""
+        indices `visible` select, one for each window."""
         self._rows.set_position(position)
         self._visible = visible
         if self._native:
-            self._position.set_visible(visible, self._layers[0][0].shape[1])
+            for of_window, index in zip(self._positions, visible, strict=True):
+                of_window.set_visible(index, self._layers[0][0].shape[1])
 
     def layer_work(self, layer: int, query: BF16Array, *new: BF16Array) -> tuple[list[HostWork], HostWork]:
         """The host work of a layer: store the new rows, each (kv_heads * head_dim,): key, value and, if the
         cache has it, the key before RoPE; then attend with `query`. The arrays must stay at their addresses.
         """
         keys, values = self._layers[layer]
+        window = self._window_of_layer[layer % len(self._window_of_layer)]
         key_row, value_row, *keys_before_rope = (row[None] for row in new)
         keep = self._rows.layer_work(layer, key_row, value_row, *keys_before_rope)
         if self._native and query.flags.c_contiguous:
             arrays = {"query": query, "keys": keys, "values": values, "out": self.out}
             threads, scale = self._threads, self._scale
-            return keep, NativeLayer(self._native, self._position, threads, scale, **arrays).attend()
+            return keep, NativeLayer(self._native, self._positions[window], threads, scale, **arrays).attend()
 
         def attend() -> None:
-            self.out[...] = reference_attention(query, keys, values, self._visible, self._scale)
+            self.out[...] = reference_attention(query, keys, values, self._visible[window], self._scale)
 
         return keep, HostWork(attend)
 

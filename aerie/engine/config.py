@@ -13,6 +13,7 @@ from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
+from aerie.engine.layer_masks import LayerMasks, layer_masks
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.numerics import bf16
 from aerie.engine.rope import LongRopeScaling, RopeScaling, read_rule
@@ -35,8 +36,8 @@ MAX_POSITIONS = 1 << 30
 
 LIMITS = {
     "max_position_embeddings": "",
-    "sliding_window": "as many as its sliding window holds; attention that forgets earlier ones is not "
-    "supported",
+    "sliding_window": "as many as its sliding window holds; blocks whose positions see each other have no "
+    "windows",
     "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; with a "
     "larger --max-model-len all texts are turned by the other set",
     "--max-model-len": "as many as the flag allows",
@@ -49,10 +50,10 @@ class ModelConfig:
     """Hyperparameters under their Hugging Face names.
 
     eos_token_ids: all ids that end an answer, in the checkpoint's order; may be empty. rope_scaling: None for
-    plain RoPE. layers_without_rope: by number, from 0 on. local_layers: those of sliding attention, where
-    they have another base of RoPE, local_rope_theta, by plain RoPE. activation: of the FFN's gate.
-    multipliers: `attention` is None where it is 1 / sqrt(head_dim) anyway. sliding_window: number of
-    positions that a token attends to in some layer, its own included; None means all. diffusion: None for an
+    plain RoPE. layers_without_rope: by number, from 0 on. local_rope_theta: the base of plain RoPE in
+    `layers_with_window`; None: as in all layers. activation: of the FFN's gate. multipliers: `attention` is
+    None where it is 1 / sqrt(head_dim) anyway. sliding_window: number of positions that a token attends to in
+    `layers_with_window`, its own included; None means all, in all layers. diffusion: None for an
     autoregressive model. draft_mask_id: the token in place of each further draft, of a model that drafts
     several in one pass. weight_kinds: of its matrices on the device.
     """
@@ -72,11 +73,11 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     partial_rotary_factor: float = 1.0
     layers_without_rope: frozenset[int] = frozenset()
-    local_layers: frozenset[int] = frozenset()
     local_rope_theta: float | None = None
     activation: str = SILU
     multipliers: Multipliers = field(default_factory=Multipliers)
     sliding_window: int | None = None
+    layers_with_window: frozenset[int] = frozenset()
     family: ModelFamily = FAMILIES["llama"]
     diffusion: DiffusionConfig | None = None
     draft_mask_id: int | None = None
@@ -98,8 +99,8 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """Maximum positions that can run: as far as attention is plain causal attention, and RoPE has one set
-        of frequencies."""
+        """Maximum positions that can run: as far as RoPE has one set of frequencies and, in block diffusion,
+        as no layer's window hides any."""
         return min(self._limits.values())
 
     @property
@@ -116,7 +117,8 @@ class ModelConfig:
     def _limits(self) -> dict[str, int]:
         """Positions by the entry that limits them; of equal ones the first is used."""
         turned = self.rope_scaling.positions if self.rope_scaling else None
-        given = (self.max_position_embeddings, self.sliding_window, turned, self.max_positions)
+        window = self.sliding_window if self.diffusion else None
+        given = (self.max_position_embeddings, window, turned, self.max_positions)
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property
@@ -126,10 +128,16 @@ class ModelConfig:
 
     @property
     def rope_of_layer(self) -> tuple[int, ...]:
-        """Of each layer the number of its RoPE table: 1 without RoPE or with the base of local layers, 0 for
-        all others."""
-        other = self.layers_without_rope | self.local_layers
+        """Of each layer the number of its RoPE table: 1 without RoPE or with the base of layers with a window,
+        0 for all others."""
+        local = frozenset() if self.local_rope_theta is None else self.layers_with_window
+        other = self.layers_without_rope | local
         return tuple(int(layer in other) for layer in range(self.num_hidden_layers))
+
+    @property
+    def masks(self) -> LayerMasks:
+        """The windows of the layers."""
+        return layer_masks(self.num_hidden_layers, self.sliding_window, self.layers_with_window)
 
     @property
     def shape(self) -> ModelShape:
@@ -157,20 +165,23 @@ class ModelConfig:
 
     def with_layers(self, layers: int) -> ModelConfig:
         """The config of the first layers, or of more. A small model has all kinds of layers: where all of the
-        first are of one kind, the last one is of another."""
-        more, family = range(self.num_hidden_layers, layers), self.family
-        without, local = (
-            frozenset(layer for layer in some if layer < layers)
-            for some in (self.layers_without_rope, self.local_layers)
-        )
-        if self.layers_without_rope and not without:
+        first are of one kind, the last one is of another. Further windows repeat those of the model."""
+        without = frozenset(layer for layer in self.layers_without_rope if layer < layers)
+        if layers > self.num_hidden_layers:
+            more = self.family.default_layers_without_rope(layers)
+            without |= {layer for layer in more if layer >= self.num_hidden_layers}
+        elif self.layers_without_rope and not without:
             without = frozenset([layers - 1])
-        if local and len(local) == layers:
-            local -= {layers - 1}
-        without |= family.default_layers_without_rope(layers) & set(more)
-        if self.local_layers:
-            local |= family.default_local_layers(layers) & set(more)
-        return replace(self, num_hidden_layers=layers, layers_without_rope=without, local_layers=local)
+        windowed = frozenset(
+            layer for layer in range(layers) if layer % self.num_hidden_layers in self.layers_with_window
+        )
+        if self.layers_with_window and not windowed:
+            windowed = frozenset([layers - 1])
+        elif len(windowed) == layers and len(self.layers_with_window) < self.num_hidden_layers:
+            windowed -= {layers - 1}
+        return replace(
+            self, num_hidden_layers=layers, layers_without_rope=without, layers_with_window=windowed
+        )
 
     @property
     def layer_parameters(self) -> int:
@@ -206,6 +217,9 @@ def load_config(folder: Path) -> ModelConfig:
     )
     check_sizes(config, family, head_dim, positions)
     (rope, local), part = _ropes(config), 1.0
+    window = _window(config, family)
+    without_rope = _layers_without_rope(config, family, layers)
+    windowed = _layers_with_window(config, family, layers, without_rope) if window else frozenset()
     if family.has_partial_rotary:
         part = _rotary_part(config, rope, head_dim)
         rope = ConfigReader(rope.path, {k: v for k, v in rope.entries.items() if k != ROTARY_PART})
@@ -224,11 +238,12 @@ def load_config(folder: Path) -> ModelConfig:
         partial_rotary_factor=part,
         tie_word_embeddings=config.flag("tie_word_embeddings", default=family.tied),
         eos_token_ids=_eos_token_ids(config),
-        layers_without_rope=_layers_without_rope(config, family, layers),
-        **_local_rope(config, local, family, layers),
+        layers_without_rope=without_rope,
+        local_rope_theta=_local_rope_theta(config, local, family),
         activation=_activation(config, family),
         multipliers=_multipliers(config, family, head_dim),
-        sliding_window=_window(config, family, layers),
+        sliding_window=window if windowed else None,
+        layers_with_window=windowed,
         family=family,
         diffusion=read_diffusion(config, family.diffusion),
         draft_mask_id=_draft_mask_id(config),
@@ -266,8 +281,8 @@ def _kv_heads(config: ConfigReader, family: ModelFamily, heads: int) -> int:
     return kv_heads
 
 
-def _window(config: ConfigReader, family: ModelFamily, layers: int) -> int | None:
-    """How far back the layers see that forget, by transformers' rules; None where none forgets."""
+def _window(config: ConfigReader, family: ModelFamily) -> int | None:
+    """How far back the layers with a window see; None where no layer has one."""
     window = config.positive_int_or_none("sliding_window", if_absent=family.sliding_window)
     if family.window_is_optional and not config.flag("use_sliding_window", default=False):
         window = None
@@ -277,10 +292,31 @@ def _window(config: ConfigReader, family: ModelFamily, layers: int) -> int | Non
             f"{config.path}: layer_types has 'sliding_attention' and sliding_window does not say how far it "
             "reaches; fetch it again"
         )
+    return window
+
+
+def _layers_with_window(
+    config: ConfigReader, family: ModelFamily, layers: int, without_rope: frozenset[int]
+) -> frozenset[int]:
+    """The layers that a window belongs to, by transformers' rules: those of `layer_types`, else all, or where
+    the window is optional those from `max_window_layers` on or, as in SmolLM3, those without RoPE."""
+    kinds = config.items("layer_types")
+    if kinds and len(kinds) < layers:
+        raise ConfigError(
+            f"{config.path}: layer_types names {len(kinds)} layers of {layers}; which of the others have a "
+            "window is not known; fetch it again"
+        )
+    if kinds:
+        return frozenset(layer for layer in range(layers) if kinds[layer] == "sliding_attention")
+    if family.full_attention_interval:
+        interval = config.positive_int("sliding_window_pattern", default=family.full_attention_interval)
+        return frozenset(layer for layer in range(layers) if (layer + 1) % interval)
     if not family.window_is_optional:
-        return window
+        return frozenset(range(layers))
+    if family.no_rope_interval:
+        return without_rope
     first = config.positive_int("max_window_layers", default=family.window_layers, least=0)
-    return window if "sliding_attention" in kinds or (not kinds and first < layers) else None
+    return frozenset(range(first, layers))
 
 
 def _layers_without_rope(config: ConfigReader, family: ModelFamily, layers: int) -> frozenset[int]:
@@ -379,35 +415,22 @@ def _rope(config: ConfigReader, parameters: ConfigReader) -> ConfigReader:
     return ConfigReader(config.path, merged)
 
 
-def _local_rope(
-    config: ConfigReader, local: ConfigReader | None, family: ModelFamily, layers: int
-) -> dict[str, Any]:
-    """The base of RoPE in layers of sliding attention, and which these are, where they have their own."""
+def _local_rope_theta(config: ConfigReader, local: ConfigReader | None, family: ModelFamily) -> float | None:
+    """The base of RoPE in layers of sliding attention, where they have their own."""
     if family.local_rope_theta is None:
         if local is not None or config.get("rope_local_base_freq") is not None:
             raise ConfigError(
                 f"{config.path}: layers of sliding attention have RoPE of their own, and those of a "
                 f"{family.architecture} have one for all layers; fetch it again"
             )
-        return {}
+        return None
     rope = local or ConfigReader(config.path, {"rope_theta": config.get("rope_local_base_freq")})
     if rope.get("rope_type") not in (None, "default"):
         raise ConfigError(
             f"{config.path}: RoPE of layers of sliding attention has the rule "
             f"{short(rope.get('rope_type'))}; only plain RoPE is supported there"
         )
-    kinds = config.items("layer_types")
-    if kinds and len(kinds) < layers:
-        raise ConfigError(
-            f"{config.path}: layer_types has {len(kinds)} entries for {layers} layers: which of them have "
-            "sliding attention is not known; fetch it again"
-        )
-    interval = config.positive_int("sliding_window_pattern", default=family.full_attention_interval)
-    by_kind = frozenset(layer for layer in range(layers) if kinds and kinds[layer] == SLIDING)
-    return {
-        "local_layers": by_kind if kinds else family.default_local_layers(layers, interval),
-        "local_rope_theta": rope.number("rope_theta", default=family.local_rope_theta),
-    }
+    return rope.number("rope_theta", default=family.local_rope_theta)
 
 
 def _activation(config: ConfigReader, family: ModelFamily) -> str:

@@ -22,6 +22,7 @@ from aerie.engine.forward_passes import BatchLayout, ImmediateCalls, OnProgram, 
 from aerie.engine.gathered_cache import GatheredCache
 from aerie.engine.head import logits_rows
 from aerie.engine.kv_cache import MaskRule, causal
+from aerie.engine.layer_masks import LayerMasks
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PagePool
@@ -177,7 +178,8 @@ class Executor:
         (hidden_size,). The sequence does not count the token yet."""
         sequence, position = scheduled.sequence, scheduled.sequence.length
         sequence.reserve(1)
-        visible = sequence.pool_index(self._model.mask(position))
+        rules = self._model.config.masks.rules(self._model.mask)
+        visible = [sequence.pool_index(rule(position)) for rule in rules]
         token_pass = self._token_pass
         if not (token_pass and token_pass.can_reuse_for(self._model, visible)):
             token_pass = self._token_pass = TokenPass(self._model, self._pool, visible)
@@ -225,13 +227,12 @@ class Executor:
         for tokens in scheduled:
             tokens.sequence.reserve(len(tokens.tokens))
         if model.seq_len:
-            rows = _batch_layout(scheduled, [0], step.variant, 0, 1, model.mask)
+            rows = _batch_layout(scheduled, [0], step.variant, 0, 1, model.mask, model.config.masks)
         else:
             ends = {one.sequence: one.sequence.length + len(one.tokens) for one in scheduled}
             bases = self._cache.gather(ends, step.context)
-            rows = _batch_layout(
-                scheduled, bases, step.variant, step.context, self.diffusion_block, model.mask
-            )
+            block, masks = self.diffusion_block, model.config.masks
+            rows = _batch_layout(scheduled, bases, step.variant, step.context, block, model.mask, masks)
         with model.host_timer("embedding"):
             x = embed(model.embed_table, [token for tokens in scheduled for token in tokens.run_tokens])
         tail = self._tail_for(scheduled, step)
@@ -310,27 +311,29 @@ def _batch_layout(
     context: int,
     block: int,
     mask: MaskRule,
+    masks: LayerMasks,
 ) -> BatchLayout:
     """The positions of these rows. bases: where each sequence starts in the gathered cache. width, context:
     of the variant.
 
     block: positions that attend to each other, aligned to a multiple of it, beside all positions before them.
-    For `block` 1 the rule is `mask`.
+    For `block` 1 the rule is `mask`. masks: what layers hide by their windows.
     """
-    positions, visible = np.zeros(width, np.int64), np.zeros((width, context), bool)
+    positions = np.zeros(width, np.int64)
+    visible = np.zeros((len(masks.windows), width, context), bool)
     cache_positions, pool_positions, output_rows, row = [], [], [], 0
     for tokens, base in zip(scheduled, bases, strict=True):
         first, end = tokens.first_position, tokens.sequence.length + len(tokens.tokens)
         rows = slice(row, row + end - first)
         positions[rows] = np.arange(first, end)
-        own_positions = visible[rows, base : base + end]
-        if not context:
-            pass  # attention of the six programs knows by itself
-        elif mask is causal or block > 1:
-            own_positions[...] = np.arange(end) // block <= positions[rows, None] // block
-        else:
-            for visible_row, position in zip(own_positions, range(first, end), strict=True):
-                visible_row[mask(position)] = True
+        if context:  # attention of the six programs knows by itself
+            if mask is causal or block > 1:
+                seen = np.arange(end) // block <= positions[rows, None] // block
+            else:
+                seen = np.zeros((end - first, end), bool)
+                for visible_row, position in zip(seen, range(first, end), strict=True):
+                    visible_row[mask(position)] = True
+            visible[:, rows, base : base + end] = masks.visible(seen, positions[rows])
         cache_positions.append(base + positions[rows])
         pool_positions.append(tokens.sequence.pool_positions(first, end - first))
         output_rows.append(np.arange(rows.stop - tokens.logits_count, rows.stop))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -78,7 +78,7 @@ class LayerCalls:
         self._model, self._layers, self._slot, self._calls = model, kv_layout.layers, kv_layout.slot, calls
         self._with_keys_before_rope = with_keys_before_rope
         self._names = model.variant_set.call_programs(call)
-        self._last = model.config.num_hidden_layers - 1
+        self._last, self._masks = model.config.num_hidden_layers - 1, model.config.masks
         self._width, self._context = call.variant, call.context
         names = map(model.config.weight_kinds.name, self._names)
         loaded = (model.programs[name] for name in names if name in model.programs)
@@ -91,15 +91,17 @@ class LayerCalls:
         }
 
     def _tables_of(self, name: str) -> range:
-        """The numbers of the arrays that an input has: one for each table of RoPE, or one."""
-        return range(len(self._model.rope.tables) if name == ROPE_ROWS else 1)
+        """The numbers of the arrays that an input has: one for each table of RoPE, or for each window."""
+        return range(len(self._model.rope.tables if name == ROPE_ROWS else self._masks.windows))
 
     def set_positions(self, positions: NDArray[np.int64], visible: NDArray[np.bool_]) -> None:
         """Set the positions of the rows in their sequences, (rows,), and the cache positions that each row
-        attends to, bool (rows, context)."""
-        for (name, table), array in self._inputs.items():
+        attends to, for each of the model's windows: bool (windows, rows, context)."""
+        for (name, number), array in self._inputs.items():
             array[...] = (
-                self._model.rope.tables[table][positions] if name == ROPE_ROWS else pack_bits(visible)
+                self._model.rope.tables[number][positions]
+                if name == ROPE_ROWS
+                else pack_bits(visible[number])
             )
 
     def project(
@@ -160,7 +162,7 @@ class LayerCalls:
 
     def _inputs_of(self, program: Program, layer: int) -> Arrays:
         """The inputs in `_inputs` that a program takes for a layer."""
-        numbers = {ROPE_ROWS: self._model.rope.of_layer[layer], MASK: 0}
+        numbers = {ROPE_ROWS: self._model.rope.of_layer[layer], MASK: self._masks.of_layer[layer]}
         names = (name for name in numbers if name in program.arguments.names)
         return {name: self._inputs[name, numbers[name]] for name in names}
 
@@ -245,9 +247,9 @@ class RowsPass:
 class BatchLayout(NamedTuple):
     """Positions of the rows of an engine step.
 
-    positions: in their sequences, int64 (rows,), 0 for padding. visible: what each row attends to, bool
-    (rows, context). cache_positions, pool_positions: where the keys and values of each row go, padding
-    excluded. output_rows: rows whose result is needed.
+    positions: in their sequences, int64 (rows,), 0 for padding. visible: what each row attends to, for each
+    of the model's windows, bool (windows, rows, context). cache_positions, pool_positions: where the keys and
+    values of each row go, padding excluded. output_rows: rows whose result is needed.
     """
 
     positions: NDArray[np.int64]
@@ -258,9 +260,11 @@ class BatchLayout(NamedTuple):
 
     def for_output_rows(self, width: int) -> BatchLayout:
         """The layout of the output rows only, padded to `width` rows. It stores no keys and values."""
-        positions, seen = np.zeros(width, np.int64), np.zeros((width, self.visible.shape[1]), bool)
+        windows, _, context = self.visible.shape
+        positions, seen = np.zeros(width, np.int64), np.zeros((windows, width, context), bool)
         count = len(self.output_rows)
-        positions[:count], seen[:count] = self.positions[self.output_rows], self.visible[self.output_rows]
+        positions[:count] = self.positions[self.output_rows]
+        seen[:, :count] = self.visible[:, self.output_rows]
         return BatchLayout(
             positions, seen, self.cache_positions[:0], self.pool_positions[:0], np.arange(count)
         )
@@ -273,27 +277,30 @@ class TokenPass:
     made layer by layer. pool: where keys and values are stored. visible: as in `__call__`.
     """
 
-    def __init__(self, model: LoadedModel, pool: PagePool, visible: Any) -> None:
+    def __init__(self, model: LoadedModel, pool: PagePool, visible: Sequence[Any]) -> None:
         config = model.config
         self._model, self._with_keys_before_rope = model, bool(pool.keys_before_rope)
         self._x = np.empty(config.hidden_size, bf16)
         self._rope_rows = [np.empty(table.shape[1:], bf16) for table in model.rope.tables]
         width = config.num_attention_heads * config.head_dim
         scale = config.multipliers.attention
-        self._attention = CacheAttention(pool.layers, width, visible, pool.keys_before_rope, scale)
+        self._attention = CacheAttention(
+            pool.layers, width, visible, pool.keys_before_rope, scale, config.masks.of_layer
+        )
         self._recording = model.runner.record()
         if self._recording:
             self._recorded = self._layers(self._recording)
 
-    def can_reuse_for(self, model: LoadedModel, visible: Any) -> bool:
+    def can_reuse_for(self, model: LoadedModel, visible: Sequence[Any]) -> bool:
         """Whether this pass belongs to the model, fits a token that attends to `visible`, and its buffers
         still exist."""
         is_current = self._recording is None or self._recording.is_current
         return model is self._model and is_current and self._attention.can_reuse_for(visible)
 
-    def __call__(self, token_id: int, position: int, pool_position: int, visible: Any) -> BF16Array:
+    def __call__(self, token_id: int, position: int, pool_position: int, visible: Sequence[Any]) -> BF16Array:
         """The last layer's output, (hidden_size,), of a token at a position of its sequence. Its key and
-        value go to `pool_position`; it attends to the pool positions that the index `visible` selects."""
+        value go to `pool_position`; it attends to the pool positions that an index selects, one in `visible`
+        for each of the model's windows."""
         with self._model.host_timer("embedding"):
             self._x[...] = self._model.embed_table[token_id]
             for row, table in zip(self._rope_rows, self._model.rope.tables, strict=True):

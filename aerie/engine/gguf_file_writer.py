@@ -131,6 +131,11 @@ def _name(config: ModelConfig) -> str:
             f"layers {sorted(config.layers_without_rope)} of {config.num_hidden_layers} have no RoPE, and a "
             f"GGUF file of the kind {kind} has none in every layer of {interval}: it would answer otherwise"
         )
+    if len(config.masks.windows) > 1:
+        raise CheckpointError(
+            f"layers {sorted(config.layers_with_window)} of {config.num_hidden_layers} have a "
+            "sliding_window, and a GGUF file has one for all layers: it would answer otherwise"
+        )
     return kind
 
 

@@ -152,11 +152,6 @@ class ModelFamily:
         every = interval or self.no_rope_interval
         return frozenset(range(every - 1, layers, every)) if every else frozenset()
 
-    def default_local_layers(self, layers: int, interval: int | None = None) -> frozenset[int]:
-        """The layers of sliding attention, from 0 on, by the family's interval or another one."""
-        every = interval or self.full_attention_interval
-        return frozenset(layer for layer in range(layers) if every and (layer + 1) % every)
-
     @property
     def qkv_bias(self) -> bool:
         """Whether the projections of queries, keys and values have a bias."""

@@ -175,11 +175,17 @@ IN_CONFIG = re.compile(rf"\b({'|'.join(CONFIG_NAMES)})\b")
 def choose_seq_len(config: ModelConfig, requested: int | None) -> int:
     """The prompt length of the six programs: as requested, or the model's default rounded up to a legal one.
 
-    Raises UserError if it is above the model's positions, and ConfigError for a model that the kernels do not
-    accept. The program builders check whether `requested` is legal.
+    Raises UserError if it is above the model's positions, or above its window: the attention of the six
+    programs has none. ConfigError for a model that the kernels do not accept. The program builders check
+    whether `requested` is legal.
     """
     check_shape(config)
     max_seq_len = round_up_seq_len(config.context)
+    if requested is not None and requested > (config.sliding_window or requested):
+        raise UserError(
+            f"--seq-len {requested} (SEQ_LEN) asks for programs in which a token sees all tokens before it, "
+            f"and in this model it sees {config.sliding_window} (sliding_window); leave --seq-len out"
+        )
     if requested is not None and requested > max_seq_len:
         raise UserError(
             f"--seq-len {requested} (SEQ_LEN) is more than the model's {config.context} positions "

@@ -337,7 +337,8 @@ def test_unknown_backend(capsys, make_checkpoint, tmp_path):
         (
             {"sliding_window": 100},
             ("--seq-len", "192"),
-            "192 (SEQ_LEN) is more than the model's 100 positions (sliding_w",
+            "192 (SEQ_LEN) asks for programs in which a token sees all tokens before it, and in this model "
+            "it sees 100 (sliding_window); leave --seq-len out",
         ),
         ({}, ("--seq-len", "100"), "seq_len=100 is not a positive multiple of 64 (flash_attn takes"),
         ({}, ("--seq-len", "100"), "; the nearest legal value is 128"),

@@ -167,6 +167,15 @@ def test_models_that_are_not_written(checkpoints, tmp_path, monkeypatch):
         r"layers \[1, 3\] of 4 have no RoPE, and a GGUF file of the kind smollm3 has none in",
         other,
     )
+    mixed = shutil.copytree(checkpoints["qwen3"], tmp_path / "mixed")
+    layers = json.loads((mixed / "config.json").read_text())["num_hidden_layers"]
+    kinds = ["full_attention"] * (layers - 1) + ["sliding_attention"]
+    edit_json(mixed / "config.json", use_sliding_window=True, sliding_window=32, layer_types=kinds)
+    refused(
+        CheckpointError,
+        rf"layers \[{layers - 1}\] of {layers} have a sliding_window, and a GGUF file has one for all layers",
+        mixed,
+    )
     damaged = shutil.copytree(checkpoints["qwen3"], tmp_path / "damaged")
     data = bytearray((damaged / "model.safetensors").read_bytes())
     data[-(512 * 256 * 2) :] = b"\xff" * (512 * 256 * 2)

@@ -439,24 +439,22 @@ def test_mistral_is_a_llama_with_defaults_of_its_own(load):
     assert load().architecture == "LlamaForCausalLM"
 
 
-@pytest.mark.parametrize(
-    ("window", "context", "entry"),
-    [
-        (None, 512, "max_position_embeddings"),
-        (512, 512, "max_position_embeddings"),
-        (4096, 512, "max_position_embeddings"),
-        (96, 96, "sliding_window"),
-    ],
-)
-def test_the_context_ends_with_the_window(load, window, context, entry):
+@pytest.mark.parametrize("window", [None, 512, 4096, 96])
+def test_the_context_goes_on_behind_the_window(load, window):
     config = load(
         architectures=["MistralForCausalLM"],
         num_key_value_heads=2,
         max_position_embeddings=512,
         sliding_window=window,
     )
-    assert (config.context, config.context_entry) == (context, entry)
-    assert config.default_seq_len == min(context, 128)
+    assert (config.context, config.context_entry) == (512, "max_position_embeddings")
+    assert config.masks.windows == (window,)
+    assert set(config.masks.of_layer) == {0}
+
+
+def test_windows_are_named_for_every_layer(load):
+    with pytest.raises(ConfigError, match=r"layer_types names 1 layers of \d+; which of the others have a"):
+        load(sliding_window=8, layer_types=["sliding_attention"])
 
 
 def test_missing_and_damaged_files(tmp_path):

@@ -51,8 +51,8 @@ def exact(query, keys, values, visible):
 
 def decode_attention(query, keys, values, position, mask=causal):
     """As a decoded token at that position attends, in the form that serves it."""
-    attention = CacheAttention([(keys, values)], query.size, mask(position))
-    attention.set_position(position, mask(position))
+    attention = CacheAttention([(keys, values)], query.size, [mask(position)])
+    attention.set_position(position, [mask(position)])
     row = np.zeros(keys.shape[0] * keys.shape[2], bf16)
     _, attend = attention.layer_work(0, query, row, row)
     attend.run()

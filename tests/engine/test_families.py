@@ -193,7 +193,7 @@ def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
     assert ours.layers_without_rope == {layer for layer, each in enumerate(turned) if not each}
     if ours.local_rope_theta is not None:
         kinds = enumerate(theirs.layer_types)
-        assert ours.local_layers == {layer for layer, kind in kinds if kind == "sliding_attention"}
+        assert ours.layers_with_window == {layer for layer, kind in kinds if kind == "sliding_attention"}
     assert hasattr(transformers, ours.architecture)
 
 
@@ -224,46 +224,40 @@ def qwen(tmp_path):
     return load
 
 
-@pytest.mark.parametrize("family", QWENS)
+@pytest.mark.parametrize("family", [*QWENS, "smollm3"])
 @pytest.mark.parametrize(
-    ("changes", "context"),
+    "changes",
     [
-        ({"sliding_window": 96}, 512),
-        ({"sliding_window": 96, "use_sliding_window": False, "max_window_layers": 0}, 512),
-        ({"sliding_window": 96, "use_sliding_window": True}, 512),
-        ({"sliding_window": 96, "use_sliding_window": True, "max_window_layers": 2}, 512),
-        ({"sliding_window": 96, "use_sliding_window": True, "max_window_layers": 1}, 96),
-        ({"sliding_window": 96, "use_sliding_window": True, "max_window_layers": 0}, 96),
-        ({"sliding_window": None, "use_sliding_window": True, "max_window_layers": 0}, 512),
-        ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 0}, 512),
-        (
-            {
-                "sliding_window": 96,
-                "use_sliding_window": True,
-                "layer_types": ["full_attention", "sliding_attention"],
-            },
-            96,
-        ),
-        (
-            {
-                "sliding_window": 96,
-                "use_sliding_window": True,
-                "max_window_layers": 0,
-                "layer_types": ["full_attention", "full_attention"],
-            },
-            512,
-        ),
+        {"sliding_window": 96},
+        {"sliding_window": 96, "use_sliding_window": False, "max_window_layers": 0},
+        {"sliding_window": 96, "use_sliding_window": True},
+        {"sliding_window": 96, "use_sliding_window": True, "max_window_layers": 2},
+        {"sliding_window": 96, "use_sliding_window": True, "max_window_layers": 1},
+        {"sliding_window": 96, "use_sliding_window": True, "max_window_layers": 0},
+        {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 0},
+        {"sliding_window": 4096, "use_sliding_window": True, "num_hidden_layers": 4},
+        {
+            "sliding_window": 96,
+            "use_sliding_window": True,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        {
+            "sliding_window": 96,
+            "use_sliding_window": True,
+            "max_window_layers": 0,
+            "layer_types": ["full_attention", "full_attention"],
+        },
     ],
 )
-def test_windows_of_qwen(family, changes, context, qwen):
-    """As transformers has them: the context ends where a layer would forget, and nowhere else."""
+def test_windows_of_qwen(family, changes, qwen):
+    """Each layer has the window that transformers gives it, and the context goes on behind it."""
     import transformers
 
     config = qwen(family, **changes)
-    theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}Config")(**MINIMAL, **changes)
-    forgets = theirs.sliding_window is not None and "sliding_attention" in theirs.layer_types
-    assert config.context == min(512, theirs.sliding_window if forgets else 512) == context
-    assert config.context_entry == ("sliding_window" if context == 96 else "max_position_embeddings")
+    theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}Config")(**MINIMAL | changes)
+    windows = [theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types]
+    assert [config.masks.windows[number] for number in config.masks.of_layer] == windows
+    assert config.context == 512
 
 
 @pytest.mark.parametrize("family", QWENS)
@@ -470,7 +464,10 @@ def test_examples_are_documented():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers: which of them have"),
+        (
+            {"layer_types": ["full_attention"]},
+            "layer_types names 1 layers of 2; which of the others have a window",
+        ),
         (
             {
                 "rope_parameters": {
@@ -496,4 +493,4 @@ def test_fewer_and_more_layers_have_all_kinds(tmp_path):
     config = load_config(tmp_path)
     assert config.rope_of_layer == (1, 1, 1, 1, 1, 0, 1)
     assert config.with_layers(2).rope_of_layer == (1, 0)
-    assert config.with_layers(13).rope_of_layer == (1, 1, 1, 1, 1, 0) * 2 + (1,)
+    assert config.with_layers(13).rope_of_layer == (1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 0)

@@ -332,12 +332,14 @@ def test_longrope_has_factors_in_two_tensors(llama, make_checkpoint, tmp_path):
         load_config(missing)
 
 
-def test_a_window_ends_the_context(make_checkpoint, tmp_path):
+def test_a_window_is_that_of_all_layers(make_checkpoint, tmp_path):
     for name in ("mistral", "qwen2"):
         source = Source(make_checkpoint(**SOURCES[name]))
         keys = {f"{source.architecture}.attention.sliding_window": 64}
         path = gguf_files.write(tmp_path / f"{name}.gguf", source, keys=keys)
-        assert load_config(path).context == 64
+        config = load_config(path)
+        assert config.masks.windows == (64,)
+        assert config.context == config.max_position_embeddings
 
 
 def test_every_token_that_ends_an_answer(llama, tmp_path):

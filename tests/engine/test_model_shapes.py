@@ -48,9 +48,9 @@ SHAPES = {
         "intermediate_size": 11008,
         "rms_norm_eps": 1e-3,
     },
-    "Mistral, in a window of which every position is used": {
+    "Mistral, in a window that its prompt does not fill": {
         "family": "Mistral",
-        "sliding_window": PROMPT_TOKENS + FED_TOKENS,
+        "sliding_window": 64,
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },

@@ -399,7 +399,7 @@ def decode_mask(mask):
     class Masked(Watched):
         def change_attention(self, attention):
             move_to = attention.set_position
-            attention.set_position = lambda place, visible: move_to(place, moved(visible))
+            attention.set_position = lambda place, visible: move_to(place, [*map(moved, visible)])
 
     def moved(visible):
         if isinstance(visible, slice):

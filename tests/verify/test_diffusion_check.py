@@ -65,16 +65,16 @@ def tried(both: tuple[Session, Reference]) -> list[DiffusionResult]:
     return [*try_blocks("the model", session, reference, choose_prompts(session, full=False)[:1])]
 
 
-def causal(pieces: Any, bases: Any, width: int, context: int, block: int, mask: Any) -> Any:
-    return STAND(pieces, bases, width, context, 1, mask)
+def causal(pieces: Any, bases: Any, width: int, context: int, block: int, *masks: Any) -> Any:
+    return STAND(pieces, bases, width, context, 1, *masks)
 
 
-def shifted_by_one(pieces: Any, bases: Any, width: int, context: int, block: int, mask: Any) -> Any:
-    stand, row = STAND(pieces, bases, width, context, block, mask), 0
+def shifted_by_one(pieces: Any, bases: Any, width: int, context: int, block: int, *masks: Any) -> Any:
+    stand, row = STAND(pieces, bases, width, context, block, *masks), 0
     for piece, base in zip(pieces, bases, strict=True):
         end, rows = piece.sequence.length + len(piece.tokens), slice(row, row + len(piece.tokens))
         ours = (stand.positions[rows, None] + 1) // block
-        stand.visible[rows, base : base + end] = (np.arange(end) + 1) // block <= ours
+        stand.visible[0, rows, base : base + end] = (np.arange(end) + 1) // block <= ours
         row += len(piece.tokens)
     return stand
 

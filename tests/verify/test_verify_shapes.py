@@ -34,7 +34,7 @@ LLAMAS = {
         "intermediate_size": 1024,
         "vocab_size": 800,
     },
-    "a Mistral whose window ends its context": {
+    "a Mistral whose window is longer than its prompts": {
         "family": "Mistral",
         "sliding_window": 100,
         "tie_word_embeddings": False,

@@ -128,8 +128,8 @@ def count(library):
 
 def attend():
     keys = np.ones((2, 2048, 64), bf16)
-    attention = CacheAttention([(keys, keys)], 1024, slice(0, 2048))
-    attention.set_position(2047, slice(0, 2048))
+    attention = CacheAttention([(keys, keys)], 1024, [slice(0, 2048)])
+    attention.set_position(2047, [slice(0, 2048)])
     attention.layer_work(0, *(np.ones(size, bf16) for size in (1024, 128, 128)))[1].run()
     return set(attention.out.astype(float).tolist())
 

@@ -1,7 +1,6 @@
 """Mistral: a Llama whose attention forgets what is farther back than its window.
 
-Up to the length of the window the two are the same, and the context ends there. Defaults: transformers'
-configuration_mistral.py.
+Up to the length of the window the two are the same. Defaults: transformers' configuration_mistral.py.
 """
 
 from aerie.engine.model_family import ModelFamily

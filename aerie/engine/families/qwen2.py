@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5: a Llama with a bias on queries, keys and values.
 
-The released models have windows in config.json and switch them off. Where one is switched on, the context
-ends with it. Defaults: transformers' configuration_qwen2.py.
+The released models have windows in config.json and switch them off. Defaults: transformers'
+configuration_qwen2.py.
 """
 
 from aerie.engine.model_family import LAYER_TENSORS, QKV_BIAS, ModelFamily

@@ -1,7 +1,7 @@
 """SmolLM3: a Llama in which every fourth layer does not turn its queries and keys (NoPE).
 
 Such a layer goes through the programs of all others, with a table of RoPE that turns by nothing. Windows are
-switched off in the released model; where one is switched on, the context ends with it. Defaults:
+switched off in the released model; where one is switched on, layers without RoPE have it. Defaults:
 transformers' configuration_smollm3.py.
 """
 

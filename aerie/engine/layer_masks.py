@@ -1,0 +1,55 @@
+"""Sliding windows: which positions each layer hides, beside those that the rule of all layers hides.
+
+In a layer with a window of W, the key at position j is visible to the query at position i if j <= i and
+j > i - W (transformers, masking_utils.py). A window is data: it narrows the mask of a call and the positions
+that attention on the host reads, so all layers run the same programs. Layers with the same window share one
+mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+MaskRule: TypeAlias = "Callable[[int], Any]"
+"""As kv_cache.MaskRule, which stands above the config."""
+
+
+@dataclass(frozen=True)
+class LayerMasks:
+    """The different windows of a model, None where a layer sees all positions, and of each layer the number
+    of its own."""
+
+    windows: tuple[int | None, ...]
+    of_layer: tuple[int, ...]
+
+    def rules(self, rule: MaskRule) -> list[MaskRule]:
+        """For each window the positions that a query attends to, where `rule` is that of all layers."""
+        return [rule if window is None else _narrowed(rule, window) for window in self.windows]
+
+    def visible(self, seen: NDArray[np.bool_], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """For each window what queries at `positions`, (rows,), see of positions 0 to n - 1 in its layers:
+        bool (windows, rows, n). seen: what they would see without a window, bool (rows, n)."""
+        back = positions[:, None] - np.arange(seen.shape[1])
+        return np.stack([seen if window is None else seen & (back < window) for window in self.windows])
+
+
+def layer_masks(layers: int, window: int | None, windowed: frozenset[int]) -> LayerMasks:
+    """The masks of a model in which the layers `windowed`, from 0 on, have a window."""
+    of_each = [window if layer in windowed else None for layer in range(layers)]
+    windows = tuple(dict.fromkeys(of_each))
+    return LayerMasks(windows, tuple(map(windows.index, of_each)))
+
+
+def _narrowed(rule: MaskRule, window: int) -> MaskRule:
+    def narrowed(position: int) -> Any:
+        index, first = rule(position), position - window + 1
+        if isinstance(index, slice):
+            return slice(max(index.start or 0, first), index.stop)
+        return index[index >= first]
+
+    return narrowed
