@@ -53,7 +53,7 @@ def in_another_family(config: ModelConfig) -> ModelConfig:
     """
     generation = [each for each in FAMILIES.values() if each.diffusion is None]
     candidates = (each for each in reversed(generation) if each.tensors != config.family.tensors)
-    return replace(in_family(config, next(candidates)), sliding_window=None)
+    return replace(in_family(config, next(candidates)), sliding_window=None, layers_with_window=frozenset())
 
 
 @contextmanager

@@ -128,8 +128,8 @@ class ModelConfig:
 
     @property
     def rope_of_layer(self) -> tuple[int, ...]:
-        """Of each layer the number of its RoPE table: 1 without RoPE or with the base of layers with a window,
-        0 for all others."""
+        """Of each layer the number of its RoPE table: 1 without RoPE or with the base of layers with a
+        window, 0 for all others."""
         local = frozenset() if self.local_rope_theta is None else self.layers_with_window
         other = self.layers_without_rope | local
         return tuple(int(layer in other) for layer in range(self.num_hidden_layers))

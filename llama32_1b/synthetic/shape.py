@@ -68,8 +68,17 @@ def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
     diffusion = _diffusion(family, config.vocab_size)
     factors = config.multipliers if family.has_multipliers else Multipliers()
     part = config.partial_rotary_factor if family.has_partial_rotary else 1.0
+    windows = (config.sliding_window, config.layers_with_window) if family.sliding_window else (None, frozenset())
+    if every := family.full_attention_interval:
+        layers = config.num_hidden_layers
+        local = frozenset(one for one in range(layers - 1) if (one + 1) % every)
+        windows = family.sliding_window, local
     return replace(
         config,
+        sliding_window=windows[0],
+        layers_with_window=windows[1],
+        local_rope_theta=family.local_rope_theta,
+        activation=family.activation,
         family=family,
         diffusion=diffusion,
         layers_without_rope=without,
@@ -160,15 +169,15 @@ def tensors(config: ModelConfig) -> Iterator[TensorSpec]:
     """Every tensor of the checkpoint. Projections keep elements of a normed row at about 1; what is added to
     the residual stream is smaller."""
     for name, shape in stored_shapes(config).items():
-        yield TensorSpec(name, shape, *_distribution(name, shape))
+        yield TensorSpec(name, shape, *_distribution(name, shape, config.family.norm_weight_offset))
 
 
-def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and standard deviation of a tensor's elements."""
+def _distribution(name: str, shape: tuple[int, ...], norm_offset: int) -> tuple[float, float]:
+    """Mean and standard deviation of a tensor's elements. norm_offset: what norms add to their weights."""
     if name.endswith(".bias"):
         return 0.0, BIAS_STD
     if len(shape) == 1:
-        return 1.0, NORM_STD
+        return 1.0 - norm_offset, NORM_STD
     if not name.startswith("model.layers."):
         return 0.0, EMBED_STD
     adds = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -186,7 +195,8 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": begin_of_text(config.vocab_size),
         "eos_token_id": list(config.eos_token_ids),
         "head_dim": config.head_dim,
-        "hidden_act": "silu",
+        "hidden_act": config.activation,
+        **({"hidden_activation": config.activation} if family.local_rope_theta else {}),
         "hidden_size": config.hidden_size,
         "initializer_range": 0.02,
         "intermediate_size": config.intermediate_size,
@@ -199,10 +209,13 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
+        **(_kinds_of_layers(config) if config.sliding_window else {}),
         **({"no_rope_layers": _has_rope(config)} if family.no_rope_interval else {}),
         **({"partial_rotary_factor": config.partial_rotary_factor} if family.has_partial_rotary else {}),
         "pad_token_id": None,  # some families' default is a token that a small vocabulary has not
+        **({"query_pre_attn_scalar": _query_scalar(config)} if family.query_scalar else {}),
         "rms_norm_eps": config.rms_norm_eps,
+        **({"rope_local_base_freq": config.local_rope_theta} if config.local_rope_theta else {}),
         "rope_scaling": rule_entries(config.rope_scaling) if config.rope_scaling else None,
         "rope_theta": config.rope_theta,
         **({"sliding_window": config.sliding_window} if family.sliding_window else {}),
@@ -213,6 +226,20 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }
+
+
+def _kinds_of_layers(config: ModelConfig) -> dict[str, list[str]]:
+    """The kind of each layer, where they differ."""
+    windowed = config.layers_with_window
+    if len(windowed) == config.num_hidden_layers and config.local_rope_theta is None:
+        return {}
+    layers = range(config.num_hidden_layers)
+    return {"layer_types": ["sliding_attention" if one in windowed else "full_attention" for one in layers]}
+
+
+def _query_scalar(config: ModelConfig) -> int:
+    scale = config.multipliers.attention
+    return config.head_dim if scale is None else round(scale**-2)
 
 
 def _multipliers(config: ModelConfig) -> dict[str, float]:
