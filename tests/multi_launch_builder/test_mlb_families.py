@@ -10,13 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aerie.kernel_builder.arguments import WRITTEN_ROLES, Role
+from aerie.kernel_builder.arguments import WRITTEN_ROLES, IllegalShapeError, Role
 from aerie.kernel_builder.kernels import all_kernels, rms_norm
 from aerie.kernel_builder.testing import run as run_kernel
 from aerie.multi_launch_builder import ModelShape
 from aerie.multi_launch_builder.builder import build_program
 from aerie.multi_launch_builder.programs import plan_programs
-from aerie.multi_launch_builder.shapes import DEMO
+from aerie.multi_launch_builder.shape_limits import check_shape
+from aerie.multi_launch_builder.shapes import DEMO, UnsupportedShapeError
 from aerie.multi_launch_builder.variants import plan_by_name
 from aerie.virtual_npu import BuildOptions, cache
 
@@ -221,3 +222,20 @@ def test_norms_of_heads_are_those_of_hugging_face(heads, rows):
     found = run_kernel(rms_norm.build(rows, 128, 1e-6, heads=heads), {"x": x, "weight": weight})["out"]
     assert rms_norm.KERNEL.tolerance.excess(found, want.reshape(shape).astype(BF16)) <= 1
     assert np.abs(want).max() > 96.5
+
+
+def test_an_offset_needs_a_norm_that_rounds_once():
+    with pytest.raises(
+        IllegalShapeError, match="weight_offset=1 with round_once=False; use 0, or 1 with rou"
+    ):
+        rms_norm.build(16, 256, weight_offset=1)
+
+
+def test_all_query_heads_fit_the_norm_that_spans_them():
+    wide = dataclasses.replace(OLMO2, n_heads=192, n_kv_heads=1)
+    message = (
+        r"=12288 is more than \d+ \(the norm of all query heads holds a row three times in L1\); the near"
+    )
+    with pytest.raises(UnsupportedShapeError, match=message):
+        check_shape(wide)
+    check_shape(dataclasses.replace(wide, qk_norm_spans_heads=False))
