@@ -68,7 +68,9 @@ def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
     diffusion = _diffusion(family, config.vocab_size)
     factors = config.multipliers if family.has_multipliers else Multipliers()
     part = config.partial_rotary_factor if family.has_partial_rotary else 1.0
-    windows = (config.sliding_window, config.layers_with_window) if family.sliding_window else (None, frozenset())
+    windows = (
+        (config.sliding_window, config.layers_with_window) if family.sliding_window else (None, frozenset())
+    )
     if every := family.full_attention_interval:
         layers = config.num_hidden_layers
         local = frozenset(one for one in range(layers - 1) if (one + 1) % every)
