@@ -177,7 +177,7 @@ class ModelConfig:
         )
         if self.layers_with_window and not windowed:
             windowed = frozenset([layers - 1])
-        elif len(windowed) == layers and len(self.layers_with_window) < self.num_hidden_layers:
+        elif len(windowed) == layers > 1 and len(self.layers_with_window) < self.num_hidden_layers:
             windowed -= {layers - 1}
         return replace(
             self, num_hidden_layers=layers, layers_without_rope=without, layers_with_window=windowed

@@ -95,7 +95,13 @@ def logits(numpy_model, against, path):
 def test_config_weights_and_logits_are_those_of_the_source(source, kind, tmp_path, numpy_model, against):
     path = gguf_files.write(tmp_path / "x.gguf", source, matrices_in(kind))
     config, theirs = load_config(path), load_config(source.folder)
-    same = {"eos_token_ids": (), "family": theirs.family, "sliding_window": None}  # files have no window
+    # Files have no window.
+    same = {
+        "eos_token_ids": (),
+        "family": theirs.family,
+        "sliding_window": None,
+        "layers_with_window": frozenset(),
+    }
     assert replace(config, **same) == replace(theirs, **same)
     assert config.family is FAMILIES[source.architecture]
     assert set(theirs.eos_token_ids) <= set(config.eos_token_ids)
