@@ -27,6 +27,18 @@ MODELS = {
         "sliding_window": 9,
         "layer_types": MIXED,
     },
+    "gemma3": {
+        "family": "Gemma3",
+        "num_hidden_layers": 3,
+        "sliding_window": 9,
+        "layer_types": MIXED,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "hidden_activation": "gelu_pytorch_tanh",
+        "pad_token_id": 0,
+    },
 }
 """Of windows in all layers, and in some."""
 PROMPT_TOKENS, FED_TOKENS = 71, 8
