@@ -97,7 +97,9 @@ class ChunkModeResult:
 def try_modes(model_name: str, session: Session, reference: Reference) -> Iterator[ChunkModeResult]:
     """Check every mode with random chunks, in a session of decode path `rows`."""
     rng, vocab_size = np.random.default_rng(5), session.model.config.vocab_size
-    share = min(1.0, session.model.positions / sum(LENGTHS))
+    # All within a sliding window, of which the reference's mask knows nothing.
+    reach = min(session.model.positions, session.model.config.sliding_window or session.model.positions)
+    share = min(1.0, reach / sum(LENGTHS))
     chunks = [[int(token) for token in rng.integers(3, vocab_size, int(count * share))] for count in LENGTHS]
     causal = None
     for name in MODES:
