@@ -111,7 +111,8 @@ class ModelFamily:
     part of a head, `partial_rotary_factor` of it. is_fused: whether queries, keys and values, and gate
     and up, are one tensor each. has_multipliers: whether config.json has the four factors of Multipliers,
     each 1 where it does not say. tensors: of a layer, as LAYER_TENSORS. diffusion: for a family of block
-    diffusion. published_sizes: for messages.
+    diffusion. published_sizes: for messages. run_with: the published models that the project ran, with real
+    weights, and their types.
     """
 
     model_type: str
@@ -141,6 +142,7 @@ class ModelFamily:
     tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
     diffusion: FamilyDiffusion | None = None
     published_sizes: str = ""
+    run_with: str = ""
 
     @property
     def name(self) -> str:

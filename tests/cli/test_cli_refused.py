@@ -119,7 +119,9 @@ def test_prompt_over_the_compiled_length(run, prepared):
         "shorten it, give 256, or leave --seq-len out"
     )
     check_refused(run(*long, "--seq-len", "128"), message)
-    message = "the prompt is 304 tokens long and the model has 256 positions (max_position_embeddings, longrope"
+    message = (
+        "the prompt is 304 tokens long and the model has 256 positions (max_position_embeddings, longrope"
+    )
     check_refused(run("--prompt", "x" * 300), message)
     assert prepared == []
     assert run(*long)[0] == run(*long, "--seq-len", "256")[0] == 0

@@ -48,6 +48,12 @@ def test_every_page_is_in_the_navigation(made: dict[str, str]) -> None:
     assert not written & set(made)
 
 
+def test_the_families_of_the_readme_are_those_of_the_code(tools: None) -> None:
+    import models
+
+    assert models.families_table() in (PROJECT / "README.md").read_text(), "copy what families_table() makes"
+
+
 def test_every_command_and_option_is_documented(made: dict[str, str]) -> None:
     import commands
 

@@ -59,6 +59,20 @@ def models_page() -> str:
     )
 
 
+def families_table() -> str:
+    """The table of the README."""
+    rows = [
+        (
+            code(family.model_type),
+            family.published_sizes,
+            _has(family) or "-",
+            family.run_with or "random weights",
+        )
+        for family in sorted(FAMILIES.values(), key=lambda each: each.model_type.lower())
+    ]
+    return table(("`model_type`", "published sizes", "beside a Llama's layers", "was run with"), rows)
+
+
 def _has(family: Any) -> str:
     parts = ["biases of queries, keys and values"] * family.qkv_bias
     parts += [f"norms of queries and keys{', over all heads' * family.qk_norm_spans_heads}"] * family.qk_norm
@@ -69,6 +83,10 @@ def _has(family: Any) -> str:
     parts += ["fused tensors"] * family.is_fused
     parts += ["factors of embeddings, scores, residuals and logits"] * family.has_multipliers
     parts += ["a sliding window"] * (family.sliding_window is not None)
+    parts += ["another RoPE base in layers with a window"] * (family.local_rope_theta is not None)
+    parts += ["norms with 1 + weight"] * bool(family.norm_weight_offset)
+    parts += ["GeGLU"] * (family.activation != "silu")
+    parts += ["scaled embeddings"] * family.scales_embeddings
     parts += ["block diffusion"] * (family.diffusion is not None)
     return ", ".join(parts)
 
