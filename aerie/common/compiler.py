@@ -103,13 +103,14 @@ class Compiler:
         whole = "-Wl,-undefined,dynamic_lookup" if sys.platform == "darwin" else "-Wl,--no-undefined"
         # The sanitizers' own symbols come with the process that loads the object.
         complete = [] if sanitizers else [whole]
-        self._run(
-            ["-shared", "-pthread", *sanitizers, *complete, *names, "-o", str(target), "-lm"], "linking"
-        )
+        words = ["-shared", "-pthread", *sanitizers, *complete, *names, "-o", str(target), "-lm"]
+        with tempfile.TemporaryDirectory() as folder:  # a linker that is killed leaves files there
+            self._run(words, "linking", TMPDIR=folder)
 
-    def _run(self, arguments: Sequence[str], what: str) -> None:
+    def _run(self, arguments: Sequence[str], what: str, **variables: str) -> None:
         # A sanitizer that is preloaded watches programs, not their compiler.
-        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        inherited = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        environment = {**inherited, **variables}
         with subprocess.Popen(
             [*self.command, *arguments],
             stdin=subprocess.DEVNULL,

@@ -108,6 +108,8 @@ def build(
             f"rms_norm: cols={cols} does not fit L1, where a row is held three times; use at most {max_cols}"
         )
     work, unit = (cols // LANES, "blocks of 16 elements") if alone else (parts, "rows")
+    if alone and herd_x is None and cols % (2 * LANES) == 0:
+        work = cols // (2 * LANES)  # shares of whole vectors of 512 bits, behind which the sums lie aligned
     herd_x = cores("rms_norm", unit, work, herd_x, device)
     shape = (heads * cols,) if rows is None else (rows, heads * cols)
     k = Kernel("rms_norm", device)

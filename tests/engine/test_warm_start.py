@@ -61,6 +61,7 @@ def test_a_second_start_loads_nothing_that_builds(tmp_path):
     rooms = {name.partition(".")[0] for name in loaded}
     assert not rooms & {"xdsl", "transformers", "huggingface_hub", "torch", "rich", "filelock"}
     assert {name for name in loaded if name.startswith(("aerie.kernel_builder.", "aerie.air_dialect."))} == {
+        "aerie.kernel_builder.activations",
         "aerie.kernel_builder.arguments",
         "aerie.kernel_builder.weight_blocks",
     }

@@ -117,7 +117,8 @@ def test_a_new_file_is_a_kernel(folder: Callable[[str, str], None]) -> None:
     folder("new_kernel_of_a_test.py", text.replace('"eltwise_add"', '"new_kernel"'))
     assert all_kernels()["new_kernel"].build(8, 32).name == "new_kernel"
     assert all_kernels()["eltwise_add"] is eltwise_add.KERNEL
-    assert rms_norm.KERNEL.parameters == ("rows", "cols", "eps", "herd_x", "heads")
+    sizes = ("rows", "cols", "eps", "herd_x", "heads")
+    assert rms_norm.KERNEL.parameters == (*sizes, "round_once", "weight_offset")
 
 
 @pytest.mark.parametrize(

@@ -463,6 +463,7 @@ OF_OTHERS = {
     "ApiError",
     "_InvalidNumberError",
     "_TooManyError",
+    "_EnoughError",
     "_DependentError",
     "_UnknownError",
     "RefusedError",

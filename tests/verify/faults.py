@@ -427,7 +427,7 @@ class ScaledInDecode(Watched):
 
             def attend():
                 scaled = scaled_attention(1.05)
-                attention.out[...] = scaled(query, *self._pool.layers[layer], attention._visible)
+                attention.out[...] = scaled(query, *self._pool.layers[layer], attention._visible[0])
 
             return keep, HostWork(attend)
 
