@@ -44,7 +44,7 @@ class ContextEndPolicy(Protocol):
     def drops(self) -> bool: ...
 
     def mask(self, position: int) -> Any:
-        """The positions that a token attends to (kv_cache.MaskRule)."""
+        """The positions that a token attends to (layer_masks.MaskRule)."""
 
     def dropped_positions(self, length: int) -> range:
         """The positions to drop from a full cache of `length` positions; one or more."""

@@ -21,8 +21,8 @@ from aerie.engine.errors import NoVariantError
 from aerie.engine.forward_passes import BatchLayout, ImmediateCalls, OnProgram, RowsPass, TokenPass
 from aerie.engine.gathered_cache import GatheredCache
 from aerie.engine.head import logits_rows
-from aerie.engine.kv_cache import MaskRule, causal
-from aerie.engine.layer_masks import LayerMasks
+from aerie.engine.kv_cache import causal
+from aerie.engine.layer_masks import LayerMasks, MaskRule
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PagePool

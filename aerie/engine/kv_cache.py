@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,6 @@ _NUMBERS = itertools.count()
 
 KeysAndValues: TypeAlias = tuple[BF16Array, BF16Array]
 Layers: TypeAlias = Sequence[KeysAndValues]
-
-MaskRule: TypeAlias = Callable[[int], Any]
-"""Maps the position of a query to an index over key positions: a slice, or an array of positions."""
 
 
 def causal(position: int) -> slice:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 MaskRule: TypeAlias = "Callable[[int], Any]"
-"""As kv_cache.MaskRule, which stands above the config."""
+"""Maps the position of a query to an index over key positions: a slice, or an array of positions."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,10 @@ class LayerMasks:
         return np.stack([seen if window is None else seen & (back < window) for window in self.windows])
 
 
+@lru_cache
 def layer_masks(layers: int, window: int | None, windowed: frozenset[int]) -> LayerMasks:
-    """The masks of a model in which the layers `windowed`, from 0 on, have a window."""
+    """The masks of a model in which the layers `windowed`, from 0 on, have a window. Each token asks for
+    them."""
     of_each = [window if layer in windowed else None for layer in range(layers)]
     windows = tuple(dict.fromkeys(of_each))
     return LayerMasks(windows, tuple(map(windows.index, of_each)))

@@ -15,7 +15,8 @@ from aerie.engine.communication import Communicator, SingleRank
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEndPolicy, StopAtEnd, split_at_drops
 from aerie.engine.devices import Devices
-from aerie.engine.kv_cache import DeviceKVStorage, MaskRule, causal
+from aerie.engine.kv_cache import DeviceKVStorage, causal
+from aerie.engine.layer_masks import MaskRule
 from aerie.engine.numerics import BF16Array
 from aerie.engine.page_pool import KVCache, PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
