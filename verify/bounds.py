@@ -230,11 +230,11 @@ def judge(
     """
     yield from _judge_ranks(part, prompt, ours, bounds)
     unit = rounding.total_rms
-    unit_at = np.maximum(rounding.rms, unit)
-    worst = int((ours.rms / unit_at).argmax())
+    most_at = bounds.rms_at_one * np.maximum(rounding.rms, unit)
+    worst = int((ours.rms - most_at).argmax())
     for position, what, value, bound in (
         (None, "rms logit difference", ours.total_rms, rms_bound(rounding, bounds)),
-        (worst, "rms logit difference", ours.rms[worst], bounds.rms_at_one * unit_at[worst]),
+        (worst, "rms logit difference", ours.rms[worst], most_at[worst]),
         (None, "mean KL divergence", ours.mean_kl, kl_bound(rounding, bounds)),
         (int(ours.largest.argmax()), "largest logit difference", ours.most, bounds.largest * unit),
     ):

@@ -189,6 +189,19 @@ def test_a_single_position_is_judged_as_one():
     assert rms_bound(join([one] * 400), EXACT) == pytest.approx(EXACT.rms * one.total_rms, rel=0.01)
 
 
+def test_a_position_where_the_reference_rounds_worse_may_be_further_away():
+    """And no other one."""
+    unit = noise(0.01, shape=THEIRS.shape)
+    uneven = unit * np.where(np.arange(len(THEIRS)) == 2, 20, 1)[:, None]
+    rounding = compare(THEIRS, (THEIRS + uneven).astype(np.float32))
+    for position, is_found in ((2, False), (3, True)):
+        far = unit * np.where(np.arange(len(THEIRS)) == position, 8 * rounding.total_rms / 0.01, 1)[:, None]
+        ours = compare(THEIRS, (THEIRS + far).astype(np.float32))
+        failures = judge("part", "prompt", ours, rounding, EXACT)
+        found = [one.position for one in failures if one.what == "rms logit difference" and one.position]
+        assert found == [position] * is_found
+
+
 def test_the_bound_of_kl_grows_with_the_reference_s_own_and_with_its_noise():
     of_noise = EXACT.noise_kl + (EXACT.noise_kl_at_one - EXACT.noise_kl) / 6
     assert kl_bound(ROUNDING, EXACT) == pytest.approx(
