@@ -37,6 +37,7 @@ from aerie.engine.model_family import Multipliers
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.rope_tables import rope_table
 from aerie.engine.weights import EMBED, FINAL_NORM, LM_HEAD, Weights, in_layer
+from aerie.kernel_builder.activations import SILU
 from aerie.multi_launch_builder.program import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.multi_launch_builder.static_step import CACHE, UPDATED_CACHE, StaticSizes
@@ -99,10 +100,11 @@ def _check_start(sizes: StaticSizes, start: int) -> None:
 
 def static_sizes(config: ModelConfig, layers: int, batch: int, block: int, max_len: int) -> StaticSizes:
     """The sizes of a model's static form. Raises UserError for a model that has none."""
-    if config.layers_without_rope or config.multipliers != Multipliers():
+    if config.layers_without_rope or config.multipliers != Multipliers() or config.activation != SILU:
         raise UserError(
-            f"a {config.architecture} has layers without RoPE, or factors of its own, and the static "
-            "form has neither: it cannot be exported; `aerie mlir` writes its other programs"
+            f"this {config.architecture} has layers without RoPE, factors of its own or another activation "
+            "than SiLU, and the static form has none of these: it cannot be exported; `aerie mlir` writes "
+            "its other programs"
         )
     heads, head_dim = config.num_key_value_heads, config.head_dim
     return StaticSizes(layers, batch, block, max_len, heads, head_dim)

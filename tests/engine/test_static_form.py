@@ -12,7 +12,7 @@ import torch
 from aerie.common.errors import UserError
 from aerie.engine.families import FAMILIES
 from aerie.engine.rope import inverse_frequencies
-from aerie.engine.static_form import StaticWeights, masks, step
+from aerie.engine.static_form import StaticWeights, masks, static_sizes, step
 from aerie.engine.weights import layer_shapes
 from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.multi_launch_builder.static_step import StaticSizes
@@ -270,3 +270,12 @@ def test_a_start_for_each_sequence():
     with pytest.raises(UserError) as error:
         masks(sizes_of(1), [4, 8], False)
     assert str(error.value) == "2 starts for a static form of 1 sequences (batch); give one for each"
+
+
+@pytest.mark.parametrize(
+    "change", [{"layers_without_rope": frozenset([1])}, {"activation": "gelu_pytorch_tanh"}], ids=str
+)
+def test_models_that_have_no_static_form(change):
+    message = "has layers without RoPE, factors of its own or another activation than SiLU, and the static"
+    with pytest.raises(UserError, match=message):
+        static_sizes(replace(TINY, **change), 2, 1, 4, 64)
