@@ -284,6 +284,13 @@ def _kv_heads(config: ConfigReader, family: ModelFamily, heads: int) -> int:
 def _window(config: ConfigReader, family: ModelFamily) -> int | None:
     """How far back the layers with a window see; None where no layer has one."""
     window = config.positive_int_or_none("sliding_window", if_absent=family.sliding_window)
+    if not family.has_window:
+        if SLIDING in config.items("layer_types"):
+            raise ConfigError(
+                f"{config.path}: layer_types has {SLIDING!r}, and a {family.architecture} has no windows; "
+                "fetch it again"
+            )
+        return None
     if family.window_is_optional and not config.flag("use_sliding_window", default=False):
         window = None
     kinds = config.items("layer_types")

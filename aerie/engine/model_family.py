@@ -94,25 +94,25 @@ class Multipliers:
 class ModelFamily:
     """A family, and transformers' defaults for entries that its config.json may lack.
 
-    model_type, architecture: its names in config.json; `architecture` is the class of transformers with
-    the same layers. published_as: the class in config.json, if the model comes with its own code.
-    default_positions, sliding_window: in tokens. kv_heads: None means as many as query heads. head_dim:
-    None means hidden_size / num_attention_heads. tied: whether the embeddings are the LM head too.
-    rope_theta: RoPE's base. no_rope_interval: every layer whose number, from 1 on, is a multiple of it
-    has no RoPE, where `no_rope_layers` does not say which; 0 means that all layers have it.
-    local_rope_theta: RoPE's base in layers of sliding attention; None means that of all layers.
-    full_attention_interval: with that, every layer whose number, from 1 on, is a multiple of it has full
-    attention, where `layer_types` does not say which. activation: of the FFN's gate, "silu" or
-    "gelu_pytorch_tanh". query_scalar: `query_pre_attn_scalar`, one over whose root scores are multiplied
-    with; None means head_dim, and no such entry. scales_embeddings: they are multiplied with the root of the
-    hidden size, in bf16.
+    model_type, architecture: its names in config.json; `architecture` is the class of transformers with the
+    same layers. published_as: the class in config.json, if the model comes with its own code.
+    default_positions, sliding_window: in tokens. kv_heads: None means as many as query heads. head_dim: None
+    means hidden_size / num_attention_heads. tied: whether the embeddings are the LM head too. rope_theta:
+    RoPE's base. no_rope_interval: every layer whose number, from 1 on, is a multiple of it has no RoPE, where
+    `no_rope_layers` does not say which; 0 means that all layers have it. local_rope_theta: RoPE's base in
+    layers of sliding attention; None means that of all layers. full_attention_interval: with that, every
+    layer whose number, from 1 on, is a multiple of it has full attention, where `layer_types` does not say
+    which. activation: of the FFN's gate, "silu" or "gelu_pytorch_tanh". query_scalar:
+    `query_pre_attn_scalar`, one over whose root scores are multiplied with; None means head_dim, and no such
+    entry. scales_embeddings: they are multiplied with the root of the hidden size, in bf16. has_window:
+    whether its layers may have a window; a family without ignores `sliding_window`, as transformers does.
     window_is_optional: the window applies only if `use_sliding_window` is true, and in the layers that
-    `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first
-    part of a head, `partial_rotary_factor` of it. is_fused: whether queries, keys and values, and gate
-    and up, are one tensor each. has_multipliers: whether config.json has the four factors of Multipliers,
-    each 1 where it does not say. tensors: of a layer, as LAYER_TENSORS. diffusion: for a family of block
-    diffusion. published_sizes: for messages. run_with: the published models that the project ran, with real
-    weights, and their types.
+    `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first part
+    of a head, `partial_rotary_factor` of it. is_fused: whether queries, keys and values, and gate and up, are
+    one tensor each. has_multipliers: whether config.json has the four factors of Multipliers, each 1 where it
+    does not say. tensors: of a layer, as LAYER_TENSORS. diffusion: for a family of block diffusion.
+    published_sizes: for messages. run_with: the published models that the project ran, with real weights, and
+    their types.
     """
 
     model_type: str
@@ -130,6 +130,7 @@ class ModelFamily:
     activation: str = "silu"
     query_scalar: int | None = None
     scales_embeddings: bool = False
+    has_window: bool = False
     sliding_window: int | None = None
     window_is_optional: bool = False
     window_layers: int = 0

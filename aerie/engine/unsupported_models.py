@@ -133,14 +133,14 @@ OTHER_ARCHITECTURES = (
     ("phi", "it adds attention and FFN side by side, after a LayerNorm"),
     (
         "olmo3",
-        "windows alternate with whole attention from layer to layer: attention with a window is what it "
-        "takes; OLMo 2 runs",
+        "its layers are those of OLMo 2, with windows and RoPE of their own in some: a file of its family is "
+        "what it takes; OLMo 2 runs",
     ),
     ("olmo exaone4", "its norms stand after attention and FFN, or have no weights"),
     ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),
     ("glm", "it turns neighbouring elements of a part of each head"),
     ("minicpm", "it multiplies embeddings, residuals and logits by factors"),
-    ("ministral", "windows alternate with whole attention from layer to layer"),
+    ("ministral", "windows alternate with whole attention: a file of its family is what it takes"),
     (
         "gpt opt bloom mpt falcon starcoder stablelm persimmon nemotron",
         "it has LayerNorm, learned positions or an FFN without a gate",

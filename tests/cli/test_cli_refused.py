@@ -337,7 +337,7 @@ def test_unknown_backend(capsys, make_checkpoint, tmp_path):
     [
         ({"head_dim": 80}, (), "head_dim=80 is not a positive multiple of 32"),
         (
-            {"sliding_window": 100},
+            {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 100},
             ("--seq-len", "192"),
             "192 (SEQ_LEN) asks for programs in which a token sees all tokens before it, and in this model "
             "it sees 100 (sliding_window); leave --seq-len out",

@@ -258,7 +258,7 @@ def test_refused(load, changes, message):
         ({"use_bidirectional_attention": True}, "only use_bidirectional_attention False is supported"),
         ({"attention_chunk_size": 1024}, "only attention_chunk_size 0 is supported"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "only 'full_attention' and 'sliding"),
-        ({"layer_types": ["sliding_attention"]}, "sliding_window does not say how far it reaches"),
+        ({"layer_types": ["sliding_attention"]}, "and a LlamaForCausalLM has no windows"),
         ({"vision_config": {"depth": 32}}, "no model with vision_config is supported"),
         ({"is_encoder_decoder": True}, "only is_encoder_decoder False is supported"),
         ({"sliding_window": 0}, "it must be a whole number, 1 or more"),
@@ -454,7 +454,12 @@ def test_the_context_goes_on_behind_the_window(load, window):
 
 def test_windows_are_named_for_every_layer(load):
     with pytest.raises(ConfigError, match=r"layer_types names 1 layers of \d+; which of the others have a"):
-        load(sliding_window=8, layer_types=["sliding_attention"])
+        load(model_type="mistral", sliding_window=8, layer_types=["sliding_attention"])
+
+
+def test_a_family_without_windows_has_none(load):
+    """As transformers' Llama, which does not read the entry."""
+    assert load(sliding_window=8).masks.windows == (None,)
 
 
 def test_missing_and_damaged_files(tmp_path):

@@ -301,7 +301,7 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("phimoe", "mixture of experts"),
         ("phi", "attention and FFN side by side, after a LayerNorm"),
         ("qwen3_next", "keep a state instead of keys and values"),
-        ("olmo3", "attention with a window is what it takes; OLMo 2 runs"),
+        ("olmo3", "a file of its family is what it takes; OLMo 2 runs"),
         ("olmo", "its norms stand after attention"),
         ("cohere", "side by side, after a LayerNorm"),
         ("granitemoe", "mixture of experts"),

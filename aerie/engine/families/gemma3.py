@@ -20,6 +20,7 @@ FAMILY = ModelFamily(
     activation="gelu_pytorch_tanh",
     query_scalar=256,
     scales_embeddings=True,
+    has_window=True,
     sliding_window=4096,
     norm_round_once=True,
     norm_weight_offset=1,

@@ -10,6 +10,7 @@ FAMILY = ModelFamily(
     architecture="MistralForCausalLM",
     default_positions=131072,
     kv_heads=8,
+    has_window=True,
     sliding_window=4096,
     published_sizes="Mistral-7B",
 )

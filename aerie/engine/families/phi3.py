@@ -13,6 +13,7 @@ FAMILY = ModelFamily(
     architecture="Phi3ForCausalLM",
     default_positions=4096,
     rms_norm_eps=1e-5,
+    has_window=True,
     has_partial_rotary=True,
     is_fused=True,
     published_sizes="Phi-3-mini, Phi-4-mini, Phi-4",

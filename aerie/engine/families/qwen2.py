@@ -11,6 +11,7 @@ FAMILY = ModelFamily(
     architecture="Qwen2ForCausalLM",
     default_positions=32768,
     kv_heads=32,
+    has_window=True,
     sliding_window=4096,
     window_is_optional=True,
     window_layers=28,

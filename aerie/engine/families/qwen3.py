@@ -12,6 +12,7 @@ FAMILY = ModelFamily(
     default_positions=32768,
     kv_heads=32,
     head_dim=128,
+    has_window=True,
     sliding_window=4096,
     window_is_optional=True,
     window_layers=28,

@@ -15,6 +15,7 @@ FAMILY = ModelFamily(
     tied=True,
     rope_theta=2e6,
     no_rope_interval=4,
+    has_window=True,
     window_is_optional=True,
     published_sizes="SmolLM3-3B",
 )

@@ -207,7 +207,8 @@ def _window(keys: MetadataReader) -> dict[str, Any]:
     if not keys.get("attention.sliding_window"):
         return {}
     window = keys.positive_int("attention.sliding_window")
-    return {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+    family = {"model_type": "mistral"} if keys.architecture == "llama" else {}  # files of both say llama
+    return {**family, "sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
 
 
 def _other_models(keys: MetadataReader) -> dict[str, Any]:
