@@ -12,6 +12,7 @@ the CPU, pip takes what its index has under that name.
 from __future__ import annotations
 
 import csv
+import fcntl
 import importlib.util
 import json
 import os
@@ -21,7 +22,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -52,7 +54,8 @@ def main(words: Sequence[str]) -> int:
     project = Path.cwd()
     started = time.perf_counter()
     try:
-        make(project, kind)
+        with alone(project):
+            make(project, kind)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -61,6 +64,21 @@ def main(words: Sequence[str]) -> int:
         return 1
     print(f"set up in {time.perf_counter() - started:.0f} s", file=sys.stderr)
     return 0
+
+
+@contextmanager
+def alone(project: Path) -> Iterator[None]:
+    """Hold the lock of the folder, so that two commands do not install into one .venv at once."""
+    folder = os.open(project, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another command sets up .venv here; waiting for it", file=sys.stderr, flush=True)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def make(project: Path, kind: str) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
@@ -405,3 +406,22 @@ def test_clean_leaves_nothing_of_ours(tmp_path: Path) -> None:
     assert make(tmp_path, "clean").returncode == 0
     assert [name for name in (*ours, *theirs) if (tmp_path / name).exists()] == [*theirs]
     assert [(tmp_path / name).parent.exists() for name in ours] == [False] * len(ours)
+
+
+def test_two_commands_set_up_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, order = threading.Event(), list[str]()
+    monkeypatch.setattr(
+        make_venv, "print", lambda *words, **_: (order.append(*words), waits.set()), raising=False
+    )
+
+    def second() -> None:
+        with make_venv.alone(tmp_path):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with make_venv.alone(tmp_path):
+        thread.start()
+        assert waits.wait(120)
+        order.append("first")
+    thread.join()
+    assert order == ["another command sets up .venv here; waiting for it", "first", "second"]
