@@ -18,23 +18,25 @@ from aerie.version import VERSION
 
 if TYPE_CHECKING:
     from aerie.answers import Result, Stream, Usage
-    from aerie.api import Model, load
+    from aerie.api import Model
     from aerie.async_answers import AsyncStream
     from aerie.batch_api import KV
     from aerie.chunked_llm import ChunkedLLM
     from aerie.engine.communication import between_processes
     from aerie.engine.generate import FinishReason
     from aerie.engine.kpis import Event, EventKind, Kpis
+    from aerie.loading import load
 else:
     _HOMES = {
         "aerie.answers": ["Result", "Stream", "Usage"],
-        "aerie.api": ["Model", "load"],
+        "aerie.api": ["Model"],
         "aerie.async_answers": ["AsyncStream"],
         "aerie.batch_api": ["KV"],
         "aerie.chunked_llm": ["ChunkedLLM"],
         "aerie.engine.communication": ["between_processes"],
         "aerie.engine.generate": ["FinishReason"],
         "aerie.engine.kpis": ["Event", "EventKind", "Kpis"],
+        "aerie.loading": ["load"],
     }
     __getattr__ = on_first_use(__name__, {name: home for home, names in _HOMES.items() for name in names})
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from rich.console import Console
 
-from aerie.cli.arguments import CACHE_FOLDER_HELP, CommandParser, int_at_least, run_command, setup_process
+from aerie.cli.arguments import CACHE_FOLDER_HELP, int_at_least
 from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common import (
     folders,
     interrupts,  # noqa: F401  # isort: split

@@ -18,17 +18,19 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_process
+from aerie.cli.arguments import int_at_least
 from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common import folders
 from aerie.common.text_tables import compact_table, print_tables
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import ModelConfig
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, PROMPT_LOOKUP, DecodeConfig
 from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.runtime import select_backend

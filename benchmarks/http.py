@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_process
+from aerie.cli.arguments import int_at_least
 from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.common.text_tables import compact_table, print_tables

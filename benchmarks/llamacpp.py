@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_process
+from aerie.cli.arguments import int_at_least
 from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common import (
     folders,
     interrupts,  # noqa: F401  # isort: split

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aerie.engine.page_pool import PAGE_SIZE
+from aerie.engine.page_manager import PAGE_SIZE
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve.prefix_affinity import LOAD_SLACK, PrefixAffinity
 

@@ -24,6 +24,7 @@ from aerie.engine.forward import decode_step, next_logits_row, prefill
 from aerie.engine.model import LoadedModel, with_decode_path
 from aerie.engine.native import native_attention
 from aerie.engine.numerics import rms_norm
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_pool import KVCache, pages_for
 from aerie.engine.program_library import RuntimeOptions, compile_programs
 from aerie.engine.programs import buffer_set
@@ -31,7 +32,7 @@ from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import program_name

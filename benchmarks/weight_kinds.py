@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from aerie.cli.arguments import CommandParser, default_cache_dir, int_at_least, run_command, setup_process
+from aerie.cli.arguments import default_cache_dir, int_at_least
 from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common import (
     interrupts,  # noqa: F401  # isort: split
 )
@@ -24,9 +25,9 @@ from aerie.common.text_tables import text_table
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.model import LoadedModel
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder.weight_blocks import KINDS
 from aerie.runtime import select_backend
 from benchmarks.plan import synthetic_checkpoint

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aerie.cli.arguments import USER_ERRORS
+from aerie.cli.command_line import USER_ERRORS
 from aerie.common.errors import UserError
 from aerie.virtual_npu.child_process import end_with_parent
 

@@ -15,7 +15,7 @@ from typing import NoReturn, TypeAlias, Union
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineExpr
 
-from aerie.air_dialect.index_analysis import MULTIPLES, Divisibility
+from aerie.air_dialect.index_divisors import MULTIPLES, Divisibility
 from aerie.kernel_builder.arguments import DslError
 
 

@@ -18,6 +18,7 @@ from xdsl.ir.affine import AffineExpr, AffineMap
 
 from aerie.air_dialect.upstream import arith as upstream_arith
 from aerie.air_dialect.upstream import vector as upstream_vector
+from aerie.air_dialect.upstream.vector_sums import ContractOp
 from aerie.kernel_builder.arguments import DslError, DType, i1
 from aerie.kernel_builder.buffers import Buffer, BufferType, View, element_type
 from aerie.kernel_builder.index import Index
@@ -270,7 +271,7 @@ def contract(lhs: Value, rhs: Value, addend: Value) -> Value:
         raise DslError(f"contract of {lhs} with {rhs} gives {m}x{n}, not {addend}")
     row, col, along = (AffineExpr.dimension(axis) for axis in range(3))
     maps = [AffineMap(3, 0, pair) for pair in ((row, along), (along, col), (row, col))]
-    op = upstream_vector.ContractOp(
+    op = ContractOp(
         lhs.in_region(), rhs.in_region(), addend.in_region(), maps, ["parallel", "parallel", "reduction"]
     )
     return addend._result(op)

@@ -13,18 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from aerie.cli.arguments import (
-    CACHE_FOLDER_HELP,
-    CommandParser,
-    add_commands,
-    add_model,
-    add_prompt,
-    add_runtime,
-    add_weights,
-    run_command,
-    setup_process,
-)
+from aerie.cli.arguments import CACHE_FOLDER_HELP, add_model, add_prompt, add_runtime, add_weights
 from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.command_line import CommandParser, add_commands, run_command, setup_process
 from aerie.cli.commands import runtime_options
 from aerie.cli.prompts import tokenize_prompt
 from aerie.common import folders
@@ -33,10 +24,11 @@ from aerie.common.progress import working
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.context_end import STOP
 from aerie.engine.memory_estimate import session_needs
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.quantised import KINDS
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.verify.bit_identity import BitIdentity, IdentityCase, identities_in_session, identities_reopened
 from aerie.verify.bounds import session_numerics
 from aerie.verify.chunk_check import ChunkModeResult, try_modes

@@ -18,9 +18,10 @@ from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.families import FAMILIES
 from aerie.engine.memory_estimate import session_needs
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.llama32_1b.synthetic.shape import in_family, with_vocabulary
 from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import write_checkpoint

@@ -1,14 +1,16 @@
 """Index expressions: one table of the operations that compute indices, and one walk for all analyses of them.
 
-`definition(value)` is how an SSA value is computed, one step deep: a number, another value that it stands for
-(`args(...)` of a hierarchy, results of `air.execute`), a `IndexExpr` (an `Operator` over such terms), or the
-`Space` that a loop variable or a coordinate runs over. A `Reading` is an abstract interpretation of that: to
-constants, intervals, linear forms, common divisors (air_dialect.readings), or to C++ text
-(virtual_npu.codegen). It has a function for every operator, or None where it knows nothing; no reading looks
+`defining_expr(value)` says how an SSA value is computed, one step deep. It is a number, another value that it
+stands for (`args(...)` of a hierarchy, results of `air.execute`), an `IndexExpr` (an operator over such
+terms), or the `IndexRange` of a loop variable or a coordinate.
+
+An `IndexAnalysis` is an abstract interpretation of these: to constants (index_constants.py), intervals
+(index_intervals.py), common divisors (index_divisors.py), linear forms (linear_forms.py), or C++ text
+(virtual_npu.codegen). It has a function for every operator, or None where it knows nothing. No analysis looks
 at operations by itself.
 
 Integers are signed, also those of one bit: true is -1. Unsigned operators are defined for operands that are
-not negative; a reading that cannot tell the sign of an operand knows nothing of their result.
+not negative. An analysis that does not know the sign of an operand knows nothing of the result.
 """
 
 from __future__ import annotations
@@ -117,7 +119,7 @@ OPERATIONS: Mapping[str, IndexOperator] = {
     "arith.extui": IndexOperator.UNSIGNED_CAST,
     "arith.select": IndexOperator.SELECT,
 }  # fmt: skip
-"""Operations of integers and indices that are one operator over their operands; `definition` knows others."""
+"""Operations that are one operator over their operands. `defining_expr` knows more."""
 
 AFFINE: Mapping[AffineBinaryOpKind, IndexOperator] = {
     AffineBinaryOpKind.Add: IndexOperator.ADD,
@@ -148,11 +150,11 @@ class IndexRange(NamedTuple):
     parallel: bool
 
 
-# ---- readings ----
+# ---- analyses ----
 
 
 def unknown_value(*_: object) -> None:
-    """The function of a reading that knows nothing: None, whatever it is asked."""
+    """The function of an analysis that knows nothing: None, whatever it is asked."""
     return None
 
 
@@ -161,13 +163,12 @@ class IndexAnalysis(Generic[T]):
     """An abstract interpretation of index expressions: to each value a T, or None where nothing is known.
 
     constant: the T of a number.
-    operators: from the T of each operand to that of the result; None for an operator that the reading does
+    operators: from the T of each operand to that of the result; None for an operator that the analysis does
     not know. Functions are called with operands that are known, but for the condition of a SELECT.
     variable: the T of a loop variable or coordinate, from those of its low, high and step.
-    given: asked first, for every value; what it gives is taken.
-    leaf: asked last, for a value whose definition tells nothing.
-    fitted: is given a value and its T, and gives None where the type may be too narrow, so that it wraps
-    around.
+    known_value: the T of a value without a look at how it is computed; None for all other values.
+    unknown_leaf: the T of a value of which nothing else gave one.
+    clamp_to_type: takes a value and its T, and returns None where the value may wrap around in its type.
     through_captures: whether to follow `args(...)` of a hierarchy to the values outside.
     """
 
@@ -180,7 +181,7 @@ class IndexAnalysis(Generic[T]):
     through_captures: bool = True
 
     def analyze(self, value: SSAValue, results: dict[SSAValue, T | None] | None = None) -> T | None:
-        """The T of a value. `found` keeps those of all values on the way, for further questions."""
+        """The T of a value. `results` collects those of all values on the way, for further calls."""
         results = {} if results is None else results
         opened: dict[SSAValue, Term | IndexRange | None] = {}
         pending = [value]
@@ -224,11 +225,11 @@ class IndexAnalysis(Generic[T]):
         return self.unknown_leaf(value) if result is None else result
 
     def analyze_term(self, term: Term) -> T | None:
-        """The T of a term, such as the bound of a space."""
+        """The T of a term, such as the bound of a range."""
         return self.term(term, {value: self.analyze(value) for value in operand_values(term)})
 
     def term(self, term: Term, results: Mapping[SSAValue, T | None]) -> T | None:
-        """The T of a term, from those of its values in `found`."""
+        """The T of a term, from those of its values in `results`."""
         if isinstance(term, int):
             return self.constant(term)
         if isinstance(term, IndexExpr):
@@ -280,7 +281,7 @@ _TERMS: IndexAnalysis[Term] = IndexAnalysis(
 
 
 def operand_values(expr: Term | IndexRange | None) -> Iterator[SSAValue]:
-    """The SSA values in a term, or in the bounds of a space."""
+    """The SSA values in a term, or in the bounds of a range."""
     if isinstance(expr, SSAValue):
         yield expr
     elif isinstance(expr, IndexExpr):
@@ -444,12 +445,12 @@ def iteration_range(value: SSAValue) -> IndexRange | None:
     if not isinstance(value, BlockArgument):
         return None
     op = value.owner.parent_op()
-    spaces = [] if op is None else _spaces(op)
-    return spaces[value.index] if value.index < len(spaces) else None
+    ranges = [] if op is None else _ranges(op)
+    return ranges[value.index] if value.index < len(ranges) else None
 
 
-def _spaces(op: Operation) -> list[IndexRange]:
-    """The spaces of the block arguments with which the body of an operation begins."""
+def _ranges(op: Operation) -> list[IndexRange]:
+    """The ranges of the block arguments with which the body of an operation begins."""
     if isinstance(op, HierarchyOp):
         return [IndexRange(0, size, 1, isinstance(op, HerdOp | SegmentOp)) for size in op.sizes]
     if isinstance(op, scf.ForOp):

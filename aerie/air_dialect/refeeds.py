@@ -15,7 +15,7 @@ from xdsl.dialects import affine, memref, scf
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
-from aerie.air_dialect.index_analysis import NUMBERS
+from aerie.air_dialect.index_constants import NUMBERS
 from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import ChannelOp, ChannelPutOp, ExecuteOp, MemorySpace, memory_space
 

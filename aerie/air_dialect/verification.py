@@ -12,7 +12,7 @@ from xdsl.irdl.dominance import DominanceInfo
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.index_analysis import constant_int, constant_ints
+from aerie.air_dialect.index_constants import constant_int, constant_ints
 from aerie.air_dialect.transfers import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
 from aerie.air_dialect.verifiers import check_indices_in_space
 from aerie.common.errors import AerieError

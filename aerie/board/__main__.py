@@ -15,7 +15,7 @@ from aerie.board.doctor.command import add_doctor, doctor
 from aerie.board.report.command import add_report, report
 from aerie.board.setup_npu import add_setup_npu, setup_npu
 from aerie.board.toolchain.command import add_toolchain, run_test_toolchain
-from aerie.cli.arguments import CommandParser, add_commands, run_command, setup_process
+from aerie.cli.command_line import CommandParser, add_commands, run_command, setup_process
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aerie.cli.arguments import main, setup_process
+from aerie.cli.command_line import main, setup_process
 
 if __name__ == "__main__":
     setup_process()

@@ -31,11 +31,12 @@ from aerie.engine.conversation import Conversation
 from aerie.engine.errors import CheckpointError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import GrammarCompiler
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.reporter import Reporter, stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.strategies.decode_config import PROMPT_LOOKUP, DecodeConfig
 from aerie.engine.strategies.draft_model import check_drafter, draft_model_source
 from aerie.engine.strategies.drafters import DraftSource

@@ -19,7 +19,7 @@ from xdsl.dialects import affine, memref, scf
 from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.effects import READ, WRITE, memory_effects
-from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_constants import constant_int
 from aerie.air_dialect.ops import ChannelGetOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
 from aerie.air_dialect.values import is_defined_in, root_value
 from aerie.air_dialect.verifiers import parent_ops

@@ -16,7 +16,7 @@ from functools import lru_cache
 from xdsl.dialects import memref, scf
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import constant_int, leaves
+from aerie.air_dialect.index_constants import constant_int, leaves
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
 from aerie.air_dialect.values import root_value
 from aerie.air_dialect.verifiers import parent_ops

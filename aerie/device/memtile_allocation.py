@@ -20,7 +20,7 @@ from xdsl.dialects import memref
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import leaves
+from aerie.air_dialect.index_constants import leaves
 from aerie.air_dialect.ops import DmaMemcpyNdOp
 from aerie.air_dialect.values import root_value
 from aerie.air_dialect.verifiers import parent_ops

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation
 
-from aerie.air_dialect.index_analysis import Known, constant_int, leaves
+from aerie.air_dialect.index_constants import Known, constant_int, leaves
 from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, DmaMemcpyNdOp, HerdOp
 from aerie.air_dialect.values import root_value
 from aerie.air_dialect.verifiers import parent_ops

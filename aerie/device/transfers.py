@@ -10,7 +10,7 @@ from xdsl.dialects import memref
 from xdsl.dialects.builtin import FixedBitwidthType, IndexType, MemRefType, VectorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import NUMBERS, constant_int
+from aerie.air_dialect.index_constants import NUMBERS, constant_int
 from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import (
     ChannelPutOp,

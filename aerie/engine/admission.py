@@ -18,14 +18,8 @@ from aerie.common.errors import UserError
 from aerie.engine.embeddings import Token
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import bf16
-from aerie.engine.page_pool import (
-    PAGE_SIZE,
-    PagedSequence,
-    PagePool,
-    PoolFullError,
-    SwappedSequence,
-    page_bytes,
-)
+from aerie.engine.page_manager import PAGE_SIZE, PoolFullError
+from aerie.engine.page_pool import PagedSequence, PagePool, SwappedSequence, page_bytes
 from aerie.engine.requests import AnswerState, Request
 from aerie.engine.variant_set import GUIDE
 

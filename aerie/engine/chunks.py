@@ -24,7 +24,8 @@ from aerie.common.errors import UserError
 from aerie.engine.errors import PromptError
 from aerie.engine.kv_cache import Layers
 from aerie.engine.numerics import BF16Array, apply_rope
-from aerie.engine.page_pool import PAGE_SIZE, KVCache, PagedSequence, PagePool, PoolFullError
+from aerie.engine.page_manager import PAGE_SIZE, PoolFullError
+from aerie.engine.page_pool import KVCache, PagedSequence, PagePool
 from aerie.engine.rope_tables import RopeTables
 
 PrefillChunk: TypeAlias = "Callable[[Sequence[int]], KVCache]"

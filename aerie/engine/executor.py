@@ -25,7 +25,8 @@ from aerie.engine.kv_cache import causal
 from aerie.engine.layer_masks import LayerMasks, MaskRule
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PagePool
+from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
 from aerie.engine.variant_set import MAX_TAIL_ROWS, ROWS
 from aerie.multi_launch_builder.variants import LM_HEAD_ROWS

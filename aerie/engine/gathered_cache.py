@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary
 from aerie.engine.errors import NoVariantError
 from aerie.engine.kv_cache import DeviceKVStorage, KVBuffers, Layers
 from aerie.engine.model import LoadedModel
-from aerie.engine.page_pool import PAGE_SIZE, PagedSequence
+from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import PagedSequence
 
 ALIGN = 256
 """Positions after which K/V tiles fall to the same rows of cores again: four rows of 64, or of 32 and then

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
-from aerie.engine.page_pool import PAGE_SIZE, page_bytes, pages_for, pool_bytes
+from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import page_bytes, pages_for, pool_bytes
 from aerie.engine.program_library import (
     RuntimeOptions,
     all_program_names,

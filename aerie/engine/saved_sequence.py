@@ -26,7 +26,8 @@ from aerie.common.errors import UserError
 from aerie.common.store import write_atomic
 from aerie.engine.embeddings import Token, ids_only
 from aerie.engine.grammar import GrammarCompiler
-from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PagePool
+from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.requests import AnswerState
 from aerie.engine.sampler import Sampler
 from aerie.engine.thinking_plan import ThinkingPlan

@@ -36,12 +36,8 @@ from aerie.engine.forward import prefill_call_count
 from aerie.engine.gathered_cache import GatheredCache, gathered_cache_for
 from aerie.engine.generate import Recover, check_generation, never_interrupted, raise_error
 from aerie.engine.model import LoadedModel, with_decode_path
-from aerie.engine.page_pool import (
-    PAGE_SIZE,
-    PagedSequence,
-    PagePool,
-    PoolFullError,
-)
+from aerie.engine.page_manager import PAGE_SIZE, PoolFullError
+from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
 from aerie.engine.reporter import Bar, defer_interrupt, no_bar
 from aerie.engine.requests import (

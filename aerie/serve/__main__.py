@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aerie.cli.arguments import setup_process
+from aerie.cli.command_line import setup_process
 from aerie.serve.cli import main
 
 if __name__ == "__main__":

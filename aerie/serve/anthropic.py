@@ -15,13 +15,10 @@ from aerie.engine.call_reader import ToolCall, ToolCallDelta
 from aerie.engine.tool_calls import Tool, Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, ThinkingSettings, add_reasoning_effort, tool_field_path
 from aerie.serve.common_fields import (
-    MAX_STOPS,
     ClientMessagePart,
     OtherServerItem,
     RequestFields,
-    SamplingFields,
     StopText,
-    StructuredOutput,
     Text,
     UnsupportedFields,
     check_text_part,
@@ -32,6 +29,8 @@ from aerie.serve.event_stream import event
 from aerie.serve.openai_format import new_id
 from aerie.serve.output_processor import CALLS, LENGTH, FinishInfo, OutputDelta
 from aerie.serve.request_outputs import CompletedOutput
+from aerie.serve.sampling_fields import MAX_STOPS, SamplingFields
+from aerie.serve.structured_output_fields import StructuredOutput
 
 IGNORED: Final = frozenset(("cache_control",))
 """What may stand in every part of a request: hints for a prefix cache, which needs none here."""

@@ -22,7 +22,7 @@ from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.anthropic import CountTokensRequest, MessagesRequest, MessagesWriter
 from aerie.serve.api_docs import add_docs_routes, add_rerank_refusal
 from aerie.serve.chat_fields import ChatRequest, TemplateRequest, TokenizeRequest
-from aerie.serve.common_fields import CompletionRequest, DetokenizeRequest
+from aerie.serve.completion_fields import CompletionRequest, DetokenizeRequest
 from aerie.serve.embeddings import EmbeddingsRequest, MeanPooler, to_response
 from aerie.serve.errors import (
     ApiError,

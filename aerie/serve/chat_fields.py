@@ -13,20 +13,22 @@ from pydantic import AliasChoices, Field, model_validator
 
 from aerie.engine.tool_calls import Tool, Tools, with_choice
 from aerie.serve.common_fields import (
-    MAX_TOP_LOGPROBS,
-    VLLM_UNSUPPORTED,
     ClientMessagePart,
     Content,
-    MaxTokens,
     RequestFields,
-    SamplingFields,
-    StructuredOutputFields,
     Text,
     TextPart,
     UnsupportedFields,
     content_text,
+)
+from aerie.serve.sampling_fields import (
+    MAX_TOP_LOGPROBS,
+    VLLM_UNSUPPORTED,
+    MaxTokens,
+    SamplingFields,
     max_tokens_or_none,
 )
+from aerie.serve.structured_output_fields import StructuredOutputFields
 
 OLDER: Final = "this is OpenAI's older way"
 

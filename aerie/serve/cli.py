@@ -19,8 +19,8 @@ from typing import Protocol
 
 from starlette.types import ASGIApp
 
-from aerie.cli.arguments import CommandParser, add_commands, run_command
 from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.command_line import CommandParser, add_commands, run_command
 from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.engine.reporter import Reporter

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from aerie.common.errors import UserError
 from aerie.engine.chat_template import TemplateArgumentError
 from aerie.engine.errors import PromptTooLongError, RequestError
-from aerie.engine.page_pool import PoolFullError
+from aerie.engine.page_manager import PoolFullError
 from aerie.engine.tool_calls import ToolsError
 
 LOG = logging.getLogger("aerie.serve")

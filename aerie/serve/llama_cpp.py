@@ -19,24 +19,22 @@ from starlette.responses import Response
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve import preprocess
-from aerie.serve.common_fields import (
-    EXCLUDING_BIAS,
-    MAX_TOP_LOGPROBS,
-    RequestFields,
-    SamplingFields,
-    StructuredOutput,
-    Text,
-    UnsupportedFields,
-    is_id,
-    max_tokens_or_none,
-)
+from aerie.serve.common_fields import RequestFields, Text, UnsupportedFields
 from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import event, make_response
 from aerie.serve.llama_settings import LlamaSettings
 from aerie.serve.openai_format import finite_logprob, progress, timings
 from aerie.serve.output_processor import LENGTH, FinishInfo, OutputDelta, TokenLogprob
 from aerie.serve.request_outputs import CompletedOutput
+from aerie.serve.sampling_fields import (
+    EXCLUDING_BIAS,
+    MAX_TOP_LOGPROBS,
+    SamplingFields,
+    is_id,
+    max_tokens_or_none,
+)
 from aerie.serve.service import ModelService
+from aerie.serve.structured_output_fields import StructuredOutput
 
 Bias: TypeAlias = "int | float | str | bool"
 BiasPair = Annotated[list[Bias], Field(min_length=2, max_length=2)]

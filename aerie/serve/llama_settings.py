@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from aerie.serve.common_fields import MAX_STOPS, RequestFields, StopText
+from aerie.serve.common_fields import RequestFields, StopText
+from aerie.serve.sampling_fields import MAX_STOPS
 
 
 class LlamaSettings(RequestFields):

@@ -13,11 +13,12 @@ from aerie.engine.checkpoint import Checkpoint, load_config_with_kinds, open_che
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError
 from aerie.engine.memory_estimate import estimate_all_variants
-from aerie.engine.page_pool import PAGE_SIZE, pages_for
+from aerie.engine.open_session import prepare_runtime
+from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import pages_for
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
-from aerie.engine.session import prepare_runtime
 from aerie.engine.strategies.decode_config import PROMPT_LOOKUP
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer, note_missing_template
 from aerie.engine.variant_set import ROWS

@@ -15,18 +15,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from aerie.engine.tool_calls import Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, Function
-from aerie.serve.common_fields import (
-    ANY_OBJECT,
-    MAX_TOP_LOGPROBS,
-    ClientMessagePart,
-    RequestFields,
-    SamplingFields,
-    StructuredOutput,
-    Text,
-    UnsupportedFields,
-)
+from aerie.serve.common_fields import ClientMessagePart, RequestFields, Text, UnsupportedFields
 from aerie.serve.embeddings import MAX_INPUTS
 from aerie.serve.llama_settings import LlamaSettings
+from aerie.serve.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields
+from aerie.serve.structured_output_fields import ANY_OBJECT, StructuredOutput
 
 TEXT_ONLY = "models here read text; take out the images"
 KeepAlive = str | int | float

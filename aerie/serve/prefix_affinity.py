@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from aerie.engine.page_pool import PAGE_SIZE
+from aerie.engine.page_manager import PAGE_SIZE
 
 MAX_PREFIX_KEYS = 64
 """Pages of a prompt that are compared: 4,096 tokens."""

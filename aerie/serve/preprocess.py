@@ -19,9 +19,10 @@ from aerie.engine.thinking_plan import plan_thinking
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolsError
 from aerie.serve.chat_fields import DEFAULT_THINKING, ChatInput, ThinkingSettings
-from aerie.serve.common_fields import SamplingFields, StructuredOutput
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.output_processor import OutputRequest
+from aerie.serve.sampling_fields import SamplingFields
+from aerie.serve.structured_output_fields import StructuredOutput
 from aerie.serve.worker import OpenedModel
 
 MIN_COUNTABLE_TOKENS = 2**16

@@ -17,12 +17,14 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 from aerie.engine.strategies.strategy import Row
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.common_fields import MAX_SCORED_TOKENS
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.output_processor import OutputRequest, Pooler, TokenLogprob, token_logprob, top_logprobs
 from aerie.serve.preprocess import check_ids
 from aerie.serve.request_outputs import run_unless_disconnected
 from aerie.serve.service import ModelService
+
+MAX_SCORED_TOKENS = 1024
+"""Tokens of a prompt with logprobs, whose logits are in memory together."""
 
 
 class PromptLogprobs:

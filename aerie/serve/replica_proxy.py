@@ -23,7 +23,7 @@ from aerie.engine.chat_template import MAX_CONCURRENT_RENDERS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.anthropic import MessagesRequest
 from aerie.serve.chat_fields import ChatInput, ChatRequest
-from aerie.serve.common_fields import CompletionRequest
+from aerie.serve.completion_fields import CompletionRequest
 from aerie.serve.errors import ApiError, error_response
 from aerie.serve.event_stream import error_event, stream_format
 from aerie.serve.metrics import Metrics

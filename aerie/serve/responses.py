@@ -15,16 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from aerie.engine.call_reader import ToolCallDelta
 from aerie.engine.tool_calls import Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, add_reasoning_effort
-from aerie.serve.common_fields import (
-    ANY_OBJECT,
-    JsonSchema,
-    RequestFields,
-    SamplingFields,
-    StructuredOutput,
-    Text,
-    UnsupportedFields,
-    enforcement_of,
-)
+from aerie.serve.common_fields import RequestFields, Text, UnsupportedFields
 from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import event
 from aerie.serve.openai_format import new_id
@@ -46,6 +37,8 @@ from aerie.serve.response_items import (
     output_text_part,
     to_messages,
 )
+from aerie.serve.sampling_fields import SamplingFields
+from aerie.serve.structured_output_fields import ANY_OBJECT, JsonSchema, StructuredOutput, enforcement_of
 
 
 class TextFormat(JsonSchema):

@@ -22,7 +22,6 @@ from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import return_freed_memory
 from aerie.serve.chat_fields import DEFAULT_THINKING, UNLIMITED, ThinkingSettings
-from aerie.serve.common_fields import SamplingFields, StructuredOutput
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.load_progress import Progress, WatchedReporter
 from aerie.serve.metrics import Metrics, RequestLog
@@ -38,7 +37,9 @@ from aerie.serve.preprocess import (
 )
 from aerie.serve.request_body import IS_LARGE
 from aerie.serve.request_outputs import RequestOutputs, max_concurrent
+from aerie.serve.sampling_fields import SamplingFields
 from aerie.serve.slot_files import SlotFiles, SlotFolder
+from aerie.serve.structured_output_fields import StructuredOutput
 from aerie.serve.worker import ModelThread, OpenedModel
 
 Result = TypeVar("Result")

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from aerie.common.errors import UserError
-from aerie.engine.page_pool import PagedSequence, PoolFullError, page_bytes
+from aerie.engine.page_manager import PoolFullError
+from aerie.engine.page_pool import PagedSequence, page_bytes
 from aerie.engine.saved_sequence import PagesFile, Provenance, cached_sequence, save_sequence
 from aerie.serve.common_fields import RequestFields, Text
 from aerie.serve.errors import ApiError, from_engine_error

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from aerie.engine.embeddings import Token
-from aerie.engine.page_pool import PAGE_SIZE, PagePool
+from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import PagePool
 from aerie.engine.requests import Request
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 

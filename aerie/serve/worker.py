@@ -22,7 +22,7 @@ from typing import TypeVar
 from aerie.common.errors import UserError
 from aerie.engine.error_scope import isolate_request_errors
 from aerie.engine.generate import check_generation
-from aerie.engine.page_pool import PAGE_SIZE, PoolFullError
+from aerie.engine.page_manager import PAGE_SIZE, PoolFullError
 from aerie.engine.scheduler import MAX_PREFILL_ONLY_REQUESTS, MAX_RUNNING_REQUESTS, Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.drafters import DraftSource

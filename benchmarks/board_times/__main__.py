@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from aerie.cli.arguments import CommandParser, run_command, setup_process
+from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common.errors import UserError
 from aerie.common.text_tables import compact_table, print_tables
 from benchmarks.board_times import baselines, models

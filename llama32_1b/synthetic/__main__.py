@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_process
+from aerie.cli.arguments import int_at_least
+from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common.errors import UserError
 from aerie.engine.config import MAX_LAYERS, ModelConfig
 from aerie.engine.families import FAMILIES

@@ -5,9 +5,9 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import prepare_runtime
 from aerie.engine.strategies.drafters import PromptLookupDrafter
 from aerie.runtime import select_backend
 from benchmarks import drafts

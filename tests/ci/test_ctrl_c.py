@@ -32,7 +32,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
     ("target", "module", "words"),
     [
         ("typing", "aerie", ["--version"]),
-        ("aerie.cli.arguments", "aerie", ["run"]),
+        ("aerie.cli.command_line", "aerie", ["run"]),
         ("numpy", "aerie", ["serve"]),
         ("aerie.verify.gate", "aerie", ["verify"]),
         ("aerie.virtual_npu.commands.common", "aerie", ["vnpu", "ops"]),
@@ -105,13 +105,13 @@ def test_outside_of_an_import_it_is_raised() -> None:
 IN_EXEC = """
 import runpy, sys
 
-from aerie.cli import arguments
+from aerie.cli import command_line
 
 def cache(arguments):
     'Cache.'
     exec("import signal; signal.raise_signal(signal.SIGINT)")
 
-arguments.cache = cache
+command_line.cache = cache
 sys.argv[1:] = ["cache"]
 runpy.run_module("aerie", run_name="__main__", alter_sys=True)
 """

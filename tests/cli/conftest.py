@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aerie.cli import commands
-from aerie.cli.arguments import main
+from aerie.cli.command_line import main
 from aerie.engine.model import build_model, preload
 from aerie.engine.session import Session
 from aerie.engine.variant_set import VariantSet

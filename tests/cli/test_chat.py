@@ -9,10 +9,10 @@ import signal
 import pytest
 
 from aerie.cli.answer_printer import print_answer
-from aerie.cli.arguments import build_parser
 from aerie.cli.chat import COMMANDS, HELP, Chat, completions
 from aerie.cli.chat_model import ChatModel
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
+from aerie.cli.command_line import build_parser
 from aerie.cli.word_wrap import WordWrapper
 from aerie.engine.config import load_config
 from aerie.engine.errors import PromptError, PromptTooLongError

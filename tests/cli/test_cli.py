@@ -12,8 +12,9 @@ import sys
 import pytest
 
 from aerie.cli import commands
-from aerie.cli.arguments import build_parser, default_cache_dir, main
+from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER, find_checkpoint
+from aerie.cli.command_line import build_parser, main
 from aerie.engine.config import load_config
 from aerie.engine.requests import Request
 from aerie.engine.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aerie.cli.arguments import main
+from aerie.cli.command_line import main
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.engine.weights import FINAL_NORM
 from tests.engine.refusals import check_refused

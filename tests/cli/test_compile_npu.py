@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.cli.arguments import main
+from aerie.cli.command_line import main
 
 
 @pytest.fixture

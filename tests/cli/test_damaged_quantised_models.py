@@ -15,8 +15,8 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file
 
-from aerie.cli.arguments import main
-from aerie.engine import session
+from aerie.cli.command_line import main
+from aerie.engine import open_session
 from tests import gguf_files, quantised_folders
 from tests.engine.checkpoints import write_checkpoint
 from tests.quantised_folders import CONFIGS
@@ -77,7 +77,7 @@ def refused(monkeypatch, capsys, tmp_path):
         return main([*words, "--cache-dir", str(tmp_path / "cache")])
 
     def check(model, message):
-        monkeypatch.setattr(session, "compile_programs", None)
+        monkeypatch.setattr(open_session, "compile_programs", None)
         for kind in ("q4", "bf16"):
             assert run(model, kind) == 2
             *_, line = capsys.readouterr().err.splitlines()

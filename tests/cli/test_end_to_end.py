@@ -22,10 +22,10 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 
 QUESTION = "What is the capital of France?"

@@ -13,8 +13,8 @@ from gguf import GGMLQuantizationType as Type
 
 from aerie.cli import checkpoints, models_command, package_models
 from aerie.cli import local_models as listing
-from aerie.cli.arguments import main
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER, checkpoint_here, find_checkpoint
+from aerie.cli.command_line import main
 from aerie.cli.local_models import local_models
 from aerie.cli.package_models import PACKAGE_MODELS
 from aerie.engine.config import load_config

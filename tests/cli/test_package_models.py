@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from aerie.cli import models_command, package_models
-from aerie.cli.arguments import main
 from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.command_line import main
 from aerie.cli.package_models import (
     PACKAGE_MODELS,
     PackageModel,

@@ -14,8 +14,8 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file
 
 from aerie.cli import commands
-from aerie.cli.arguments import main
 from aerie.cli.checkpoints import BUILT_IN_MODELS
+from aerie.cli.command_line import main
 from aerie.engine import gguf_file_writer as file_writer
 from aerie.engine import gguf_tokenizer_writer as tokenizer_writer
 from aerie.engine.checkpoint import open_checkpoint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aerie.cli import package_models
-from aerie.cli.arguments import main
+from aerie.cli.command_line import main
 from aerie.engine.tokenizer import load_tokenizer
 
 

@@ -27,10 +27,10 @@ from aerie.engine.attention import reference_attention
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.native import KVPosition, NativeAttention, NativeLayer
 from aerie.engine.numerics import bf16, widen
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.testing import compare
 from aerie.runtime import select_backend

@@ -14,6 +14,7 @@ import numpy as np
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.gathered_cache import gathered_cache_for
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_pool import PagePool
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
@@ -23,7 +24,7 @@ from aerie.engine.scheduler import (
     Scheduler,
     generate_alone,
 )
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.runtime import select_backend
 
 NEW = 5

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from aerie import ChunkedLLM, load
-from aerie.cli.arguments import default_cache_dir, main
+from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
+from aerie.cli.command_line import main
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint, with_block_size
 from aerie.engine.config import ModelConfig
@@ -26,13 +27,14 @@ from aerie.engine.errors import PromptError
 from aerie.engine.families import FAMILIES
 from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_pool import PagePool
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy, Choose
 from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.unmasking import UnmaskedTokens, Unmasker, UnmaskingRule

@@ -18,12 +18,13 @@ from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.errors import NoVariantError, PromptTooLongError
 from aerie.engine.forward import decode_step, prefill, prefill_call_count
-from aerie.engine.page_pool import KVCache, PoolFullError
+from aerie.engine.open_session import prepare_runtime
+from aerie.engine.page_manager import PoolFullError
+from aerie.engine.page_pool import KVCache
 from aerie.engine.planner import VariantCall
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import prepare_runtime
 from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import RunError, RunStopped, StopFlag, select_backend

@@ -25,13 +25,15 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.model import with_decode_path
 from aerie.engine.numerics import apply_rope
-from aerie.engine.page_pool import PAGE_SIZE, PagePool, PoolFullError
+from aerie.engine.open_session import prepare_runtime
+from aerie.engine.page_manager import PAGE_SIZE, PoolFullError
+from aerie.engine.page_pool import PagePool
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.rope import LinearScaling, Llama3Scaling
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler, generate_alone
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify.bit_identity import with_threads

@@ -17,14 +17,14 @@ import pytest
 
 from aerie import load
 from aerie.cli import commands
-from aerie.cli.arguments import build_parser
 from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.cli.command_line import build_parser
 from aerie.engine import compile_ahead_child
 from aerie.engine.compile_ahead import COMMAND, CompileAhead
 from aerie.engine.config import load_config
 from aerie.engine.executor import Executor
 from aerie.engine.gathered_cache import GatheredCache
-from aerie.engine.page_pool import PAGE_SIZE
+from aerie.engine.page_manager import PAGE_SIZE
 from aerie.engine.program_library import ProgramLibrary, RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
@@ -388,7 +388,7 @@ def test_chats_servers_and_models_in_python_compile_ahead(monkeypatch, tmp_path)
         raise OpenedError
 
     monkeypatch.setattr(commands, "prepare_runtime", prepare)
-    monkeypatch.setattr("aerie.api.prepare_runtime", prepare)
+    monkeypatch.setattr("aerie.loading.prepare_runtime", prepare)
     for start in (
         lambda: commands.chat(build_parser().parse_args(["chat"])),
         lambda: load("demo"),

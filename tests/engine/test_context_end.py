@@ -19,10 +19,10 @@ from aerie.engine.forward import decode_step, prefill
 from aerie.engine.generate import FinishReason
 from aerie.engine.kv_cache import causal
 from aerie.engine.numerics import apply_rope
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import prepare_runtime
 from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import select_backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aerie.cli.arguments import main
+from aerie.cli.command_line import main
 from aerie.common.errors import ToolchainError
 from aerie.engine import native
 from aerie.engine.attention import CacheAttention, NewKVRows, reference_attention

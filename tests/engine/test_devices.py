@@ -32,11 +32,12 @@ from aerie.engine.memory_estimate import _footprint, footprint, session_needs
 from aerie.engine.model import LoadedModel
 from aerie.engine.model_family import Multipliers
 from aerie.engine.numerics import F32Array
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_pool import PagePool
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.tensor_parallel import RankWeights, part_config
 from aerie.engine.weights import Weights
 from aerie.llama32_1b.synthetic.shape import in_family

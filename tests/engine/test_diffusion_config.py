@@ -11,7 +11,7 @@ from aerie.engine.diffusion import MAX_BLOCK_SIZE
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
 from aerie.engine.model_family import DiffusionConfig
-from aerie.engine.page_pool import PAGE_SIZE
+from aerie.engine.page_manager import PAGE_SIZE
 from aerie.llama32_1b.synthetic.shape import TINY, in_family, with_vocabulary
 from aerie.verify.random_model import in_another_family, random_model_config
 

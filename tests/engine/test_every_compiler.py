@@ -16,9 +16,9 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine import native
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder import testing
 from aerie.kernel_builder.kernels import all_kernels
 from aerie.runtime import select_backend

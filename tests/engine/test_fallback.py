@@ -14,17 +14,19 @@ import numpy as np
 import pytest
 
 from aerie.cli import commands
-from aerie.cli.arguments import default_cache_dir, main
+from aerie.cli.arguments import default_cache_dir
 from aerie.cli.chat import Chat
 from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.cli.command_line import main
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import raise_error
 from aerie.engine.model import build_model, preload
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.variant_set import VariantSet
 from aerie.runtime import Backend, KernelCache, RunError, select_backend
 from aerie.runtime.npu.device import NpuAccess

@@ -21,9 +21,9 @@ from aerie.engine.config import load_config
 from aerie.engine.errors import ConfigError, WeightsError
 from aerie.engine.families import FAMILIES, SOME_THAT_RUN
 from aerie.engine.model_family import Multipliers
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import prepare_runtime
 from aerie.engine.weights import Weights, stored_shapes
 from aerie.runtime import select_backend
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from aerie.cli.arguments import default_cache_dir, main
+from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.cli.command_line import main
 from aerie.engine import memory_estimate as module
 from aerie.engine.config import load_config
 from aerie.engine.errors import TooLittleMemoryError

@@ -11,7 +11,8 @@ from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.kv_cache import write_rows
 from aerie.engine.numerics import bf16, rms_norm, widen
-from aerie.engine.page_pool import KVCache, PoolFullError
+from aerie.engine.page_manager import PoolFullError
+from aerie.engine.page_pool import KVCache
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
 

@@ -12,7 +12,7 @@ import pytest
 from aerie import Model, load
 from aerie.common.errors import UserError
 from aerie.engine.errors import NotFiniteError, TooLittleMemoryError
-from aerie.engine.page_pool import PoolFullError
+from aerie.engine.page_manager import PoolFullError
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
 

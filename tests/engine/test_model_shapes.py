@@ -6,11 +6,11 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.errors import ConfigError
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
-from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 
 PROMPT_TOKENS, FED_TOKENS, NEW_TOKENS = 37, 12, 16

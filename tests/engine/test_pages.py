@@ -10,15 +10,8 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.page_pool import (
-    PAGE_SIZE,
-    PagedSequence,
-    PageManager,
-    PagePool,
-    PoolFullError,
-    page_bytes,
-    pages_for,
-)
+from aerie.engine.page_manager import PAGE_SIZE, PageManager, PoolFullError
+from aerie.engine.page_pool import PagedSequence, PagePool, page_bytes, pages_for
 
 CONFIG = cast(
     ModelConfig,

@@ -15,11 +15,12 @@ from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.numerics import bf16
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions, names_with_kinds
 from aerie.engine.quantised import QuantisedTensor, quantised
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.tensor_parallel import part_config
 from aerie.engine.tensors import Tensor

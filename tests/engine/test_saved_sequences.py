@@ -17,7 +17,8 @@ from safetensors.numpy import save_file
 from aerie import Model, load
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine.page_pool import PagedSequence, PoolFullError
+from aerie.engine.page_manager import PoolFullError
+from aerie.engine.page_pool import PagedSequence
 from aerie.engine.weights_fingerprint import PIECE_BYTES, Fingerprint, weights_fingerprint
 from tests import crafted
 

@@ -20,7 +20,8 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.executor import Executor
 from aerie.engine.forward import logits_rows, prefill
 from aerie.engine.gathered_cache import ALIGN
-from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PageManager, PagePool
+from aerie.engine.page_manager import PAGE_SIZE, PageManager
+from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler

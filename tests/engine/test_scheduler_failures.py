@@ -16,7 +16,8 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.error_scope import isolate_request_errors
 from aerie.engine.errors import NotFiniteError, PromptError, RequestError
 from aerie.engine.gathered_cache import gathered_cache_for
-from aerie.engine.page_pool import PagePool, PoolFullError
+from aerie.engine.page_manager import PoolFullError
+from aerie.engine.page_pool import PagePool
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import (

@@ -18,13 +18,13 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_pool import PagePool
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler, generate_alone
-from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, random_model_config
 

@@ -10,11 +10,11 @@ from aerie.engine.config import load_config
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.kv_cache import causal
 from aerie.engine.layer_masks import layer_masks
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions, choose_seq_len
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
-from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]

@@ -17,13 +17,15 @@ from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import BUILT_IN_MODELS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.gathered_cache import gathered_cache_for
-from aerie.engine.page_pool import PAGE_SIZE, PagePool
+from aerie.engine.open_session import prepare_runtime
+from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import PagePool
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.runtime import select_backend
 
 REQUESTS, TOKENS, AT_A_TIME, SETTLED = 200, 32, 8, 40

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerie.cli.arguments import default_cache_dir, main
+from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.cli.command_line import main
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
 from aerie.engine.numerics import widen

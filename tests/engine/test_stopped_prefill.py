@@ -16,11 +16,11 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.forward import decode_step, prefill, prefill_call_count
 from aerie.engine.forward_passes import TokenPass
 from aerie.engine.generate import FinishReason
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter, no_progress
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
-from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 from aerie.runtime.buffers import BufferSet
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aerie.engine import session
+from aerie.engine import open_session
 from aerie.engine import tensors as tensors_module
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
@@ -200,7 +200,7 @@ def test_the_note_comes_once_the_weights_are_loaded(
     config = checkpoint.config
     programs = programs_without_text(config.shape, 64)
     model = build_model(checkpoint, programs, numpy_runner_class(config), VariantSet(64))
-    session._preload([session.FilledModel(model, checkpoint.weights)], checkpoint, Reporter())
+    open_session._preload([open_session.FilledModel(model, checkpoint.weights)], checkpoint, Reporter())
     first, *more = capsys.readouterr().err.splitlines()
     assert first.startswith("weights: 2 layers loaded")
     assert more == ([] if dtype is bf16 else [str(checkpoint.weights.rounding)])

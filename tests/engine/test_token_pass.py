@@ -14,10 +14,10 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.forward_passes import ImmediateCalls, RowsPass, TokenPass
 from aerie.engine.model import preload
-from aerie.engine.page_pool import PoolFullError
+from aerie.engine.open_session import prepare_runtime
+from aerie.engine.page_manager import PoolFullError
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
 from aerie.runtime.buffers import BufferSet
 from aerie.virtual_npu.pyxrt.batch import RunBatch, StepError

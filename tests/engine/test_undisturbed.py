@@ -21,12 +21,13 @@ from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.executor import Executor
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.planner import VariantCall
 from aerie.engine.program_library import RuntimeOptions, all_program_names, variant_set_for
 from aerie.engine.reporter import OnProgress, Reporter, defer_interrupt, stop_on_interrupt
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MAX_STEP_TOKENS
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from aerie.engine.strategies.draft_model import _programs_for, draft_model_source
 from aerie.engine.strategies.drafters import DraftSource, PromptLookupDrafter

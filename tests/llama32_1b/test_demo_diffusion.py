@@ -8,8 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from aerie.cli.arguments import main
 from aerie.cli.checkpoints import BUILT_IN_MODELS
+from aerie.cli.command_line import main
 from aerie.llama32_1b.demo import CHECKPOINT as DEMO_CHECKPOINT
 from aerie.llama32_1b.demo.batches import Encoder, Sample
 from aerie.llama32_1b.demo.corpus import question_list

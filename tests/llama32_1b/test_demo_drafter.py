@@ -9,8 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from aerie.cli.arguments import main
 from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.command_line import main
 from aerie.llama32_1b.demo import CHECKPOINT as TARGET
 from aerie.llama32_1b.demo.checkpoint_files import load_weights, new_model
 from aerie.llama32_1b.demo.corpus import Exchange, question_list

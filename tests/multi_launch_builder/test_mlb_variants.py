@@ -12,7 +12,7 @@ import pytest
 from xdsl.dialects import func, scf
 
 from aerie.air_dialect import parse
-from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_constants import constant_int
 from aerie.air_dialect.ops import HierarchyOp
 from aerie.air_dialect.values import root_value
 from aerie.device import check

@@ -16,10 +16,10 @@ import pytest
 
 import aerie
 from aerie import AerieError, AsyncStream, FinishReason, Model, load
-from aerie.api import CallbackReporter
 from aerie.common.errors import UserError
 from aerie.engine.chat_template import TemplateArgumentError
 from aerie.engine.errors import PromptTooLongError
+from aerie.loading import CallbackReporter
 
 FRANCE = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
@@ -195,7 +195,7 @@ def test_the_logger_has_the_lines_of_progress(caplog: pytest.LogCaptureFixture) 
 def test_a_bar_is_a_line_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     clock = iter([0.0, 0.5, 1.2, 1.2, 1.9, 2.3, 2.3])
-    monkeypatch.setattr("aerie.api.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("aerie.loading.time.monotonic", lambda: next(clock))
     with CallbackReporter(lines.append).bar("compiling", 4) as step:
         step("a", 1)
         step("b", 2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aerie import Model, load
-from aerie.cli.arguments import main
+from aerie.cli.command_line import main
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler

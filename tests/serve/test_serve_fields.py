@@ -14,12 +14,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from aerie.serve.anthropic import CountTokensRequest, MessagesRequest
 from aerie.serve.chat_fields import ChatRequest, TemplateRequest, TokenizeRequest
-from aerie.serve.common_fields import VLLM_UNSUPPORTED, CompletionRequest, DetokenizeRequest
+from aerie.serve.completion_fields import CompletionRequest, DetokenizeRequest
 from aerie.serve.embeddings import EmbeddingsRequest
 from aerie.serve.llama_cpp import LlamaCppRequest
 from aerie.serve.response_items import TaggedItem
 from aerie.serve.response_store import ConversationRequest
 from aerie.serve.responses import ResponsesRequest
+from aerie.serve.sampling_fields import VLLM_UNSUPPORTED
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 FRANCE = "What is the capital of France?"

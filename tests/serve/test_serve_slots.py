@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from aerie.engine.page_pool import PAGE_SIZE, page_bytes
+from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import page_bytes
 from aerie.engine.session import Session
 from aerie.serve.cli import build_parser
 from aerie.serve.service import ServerLimits

@@ -12,16 +12,8 @@ from aerie.engine.numerics import bf16, rms_norm, widen
 from aerie.engine.rope import LongRopeScaling
 from aerie.engine.rope_tables import RopeTables
 from aerie.engine.tensors import Rows
-from tests.verify.faults import (
-    AFTER,
-    BEFORE,
-    Fault,
-    given,
-    preloaded,
-    returned,
-    turned_otherwise,
-    weights_fault,
-)
+from tests.verify.fault_runners import AFTER, BEFORE
+from tests.verify.faults import Fault, given, preloaded, returned, turned_otherwise, weights_fault
 
 
 def with_rope_of_layer(change):

@@ -14,7 +14,6 @@ import numpy as np
 
 from aerie.engine.attention import reference_attention
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.executor import Executor
 from aerie.engine.kv_cache import causal
 from aerie.engine.model import LoadedModel, preload
 from aerie.engine.numerics import bf16, widen
@@ -24,8 +23,29 @@ from aerie.engine.requests import Request
 from aerie.engine.rope_tables import rope_tables
 from aerie.engine.session import Session
 from aerie.engine.variant_set import ROWS
-from aerie.kernel_builder.arguments import WRITTEN_ROLES
-from aerie.runtime import HostWork
+from tests.verify.fault_executors import (
+    NothingButBlocks,
+    OneOff,
+    OneOffInDecode,
+    ScaledInDecode,
+    Swapping,
+    Watched,
+    scaled_attention,
+)
+from tests.verify.fault_runners import (
+    AFTER,
+    ATTENTION,
+    BEFORE,
+    HEADS,
+    Giving,
+    Passing,
+    Renaming,
+    Returning,
+    RowBefore,
+    Stale,
+    layer_of,
+    only,
+)
 
 
 @dataclass(frozen=True)
@@ -57,102 +77,6 @@ class Fault:
 
 
 # Runners around the healthy one.
-
-
-class Passing:
-    """Hands every call on as it is."""
-
-    def __init__(self, inner):
-        self.inner = inner
-
-    def record(self):
-        return None  # every call comes through `run`
-
-    def unfilled_weights(self, program, /, *, bo_key):
-        return self.inner.unfilled_weights(program, bo_key=bo_key)
-
-    def preload(self, program, /, *, bo_key, **static):
-        self.inner.preload(program, bo_key=bo_key, **static)
-
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
-        return self.inner.run(
-            program, bo_key=bo_key, outputs=outputs, copy=copy, on_device=on_device, **arrays
-        )
-
-
-class Renaming(Passing):
-    """Uses the buffer sets that `rename` says."""
-
-    def __init__(self, inner, rename):
-        super().__init__(inner)
-        self.rename = rename
-
-    def unfilled_weights(self, program, /, *, bo_key):
-        return super().unfilled_weights(program, bo_key=self.rename(bo_key))
-
-    def preload(self, program, /, *, bo_key, **static):
-        super().preload(program, bo_key=self.rename(bo_key), **static)
-
-    def run(self, program, /, *, bo_key, **rest):
-        return super().run(program, bo_key=self.rename(bo_key), **rest)
-
-
-def layer_of(bo_key):
-    """The layer whose buffers these are; None for those that have none."""
-    _, _, number = bo_key.rpartition("_L")
-    return int(number) if number.isdigit() else None
-
-
-class Giving(Passing):
-    """Passes what `change(kind, layer, arrays)` makes of a call's inputs."""
-
-    def __init__(self, inner, change):
-        super().__init__(inner)
-        self.change = change
-
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
-        return super().run(
-            program,
-            bo_key=bo_key,
-            outputs=outputs,
-            copy=copy,
-            on_device=on_device,
-            **self.change(program.kind, layer_of(bo_key), dict(arrays)),
-        )
-
-
-class Returning(Passing):
-    """Gives back what `change(kind, layer, values)` makes of all that a call read and wrote, by name."""
-
-    def __init__(self, inner, change):
-        super().__init__(inner)
-        self.change = change
-
-    def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
-        table = program.arguments
-        written = [argument.name for argument in table if argument.role in WRITTEN_ROLES]
-        results = super().run(program, bo_key=bo_key, outputs=written, copy=True, **arrays)
-        changed = self.change(program.kind, layer_of(bo_key), {**arrays, **results})
-        wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
-        return {name: np.ascontiguousarray(changed[name]) for name in wanted}
-
-
-def only(kinds, change, layer=None):
-    """`change` for the programs of these kinds, in one layer or in all."""
-
-    def chosen(kind, at, values):
-        return {**values, **change(values)} if kind in kinds and layer in (None, at) else values
-
-    return chosen
-
-
-BEFORE, ATTENTION, AFTER = (
-    ("rms_gemms_rope", "rms_gemv_rope"),
-    ("flash_attn", "cached_attn"),
-    ("o_ffn", "o_gemv_ffn"),
-)
-HEADS = ("lm_head_gemv", "lm_head")
-"""Kinds of programs, of a block and of one token, by where they stand."""
 
 
 # Weights.
@@ -311,20 +235,6 @@ def seen_by(values):
     return [values[name].reshape(len(values["v"]), -1, 64).transpose(1, 0, 2) for name in ("k_roped", "v")]
 
 
-def scaled_attention(times):
-    """reference_attention, whose scores are so many times as large."""
-
-    def attend(query, keys, values, visible):
-        kv_heads, _, head_dim = keys.shape
-        grouped = widen(query).reshape(kv_heads, -1, head_dim)
-        scores = times * grouped @ widen(keys[:, visible]).transpose(0, 2, 1) / np.sqrt(head_dim)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        return (weights @ widen(values[:, visible])).reshape(-1).astype(bf16)
-
-    return attend
-
-
 def one_too_many(position):
     return slice(0, position + 2)
 
@@ -333,64 +243,11 @@ def one_too_few(position):
     return slice(0, max(1, position))
 
 
-class Stale(Passing):
-    """An input of a layer's programs is written in the first call only, as if it were a weight."""
-
-    def __init__(self, inner, kinds, layer, argument):
-        super().__init__(inner)
-        self.kinds, self.layer, self.argument, self.kept = kinds, layer, argument, {}
-
-    def run(self, program, /, *, bo_key, **arrays):
-        if program.kind in self.kinds and layer_of(bo_key) == self.layer:
-            now = arrays[self.argument].copy()
-            arrays[self.argument] = self.kept.setdefault(program.name, now)
-        return super().run(program, bo_key=bo_key, **arrays)
-
-
 def stale(kinds, layer, argument):
     return lambda healthy: healthy.with_runner(Stale, kinds, layer, argument)
 
 
 # The KV cache.
-
-
-class Watched(Executor):
-    """An executor of which the passes are changed as they are made."""
-
-    def change_rows(self, made):
-        """What takes blocks of rows through the layers."""
-
-    def change_attention(self, attention):
-        """The host's, of a token."""
-
-    def _pass(self, *given):
-        made = super()._pass(*given)
-        self.change_rows(made)
-        return made
-
-    @property
-    def _token_pass(self):
-        return self._made
-
-    @_token_pass.setter
-    def _token_pass(self, made):
-        self._made = made
-        if made is not None:
-            self.change_attention(made._attention)
-
-
-class OneOff(Watched):
-    def change_rows(self, made):
-        for new in filter(None, (made._cache_rows, made._pool_rows)):
-            new.set_positions = lambda positions, real=new.set_positions: real(positions + 1)
-
-
-class OneOffInDecode(Watched):
-    """What a decoded token leaves goes one position too far."""
-
-    def change_attention(self, attention):
-        move_to = attention.set_position
-        attention.set_position = lambda place, visible: move_to(place + 1, visible)
 
 
 def decode_mask(mask):
@@ -408,39 +265,6 @@ def decode_mask(mask):
         return np.concatenate([visible, beyond])[mask(len(visible) - 1)]
 
     return cache_fault(Masked)
-
-
-class Swapping(Watched):
-    def change_rows(self, made):
-        for new in filter(None, (made._cache_rows, made._pool_rows)):
-            new.layer_work = lambda layer, keys, values, real=new.layer_work: real(layer, values, keys)
-
-
-class ScaledInDecode(Watched):
-    """The host's attention has scores 5 % too large."""
-
-    def change_attention(self, attention):
-        works = attention.layer_work
-
-        def scaled_works(layer, query, *rows):
-            keep, _ = works(layer, query, *rows)
-
-            def attend():
-                scaled = scaled_attention(1.05)
-                attention.out[...] = scaled(query, *self._pool.layers[layer], attention._visible[0])
-
-            return keep, HostWork(attend)
-
-        attention.layer_work = scaled_works
-
-
-class NothingButBlocks(Watched):
-    """Decoded tokens, which GEMVs made, count as made by blocks: the other family goes on from them."""
-
-    def decode_token(self, piece):
-        row = super().decode_token(piece)
-        piece.sequence._reusable_length = 10**9
-        return row
 
 
 def cache_fault(executor_class):
@@ -607,18 +431,6 @@ def mask_moved(by):
 def others_cache(arrays):
     """Keys as a window of another variant would have them, where nothing was written."""
     return {"keys": np.zeros_like(arrays["keys"])}
-
-
-class RowBefore(Passing):
-    """The LM head is given the row that it was given the time before."""
-
-    before = None
-
-    def run(self, program, /, **rest):
-        if program.kind in HEADS:
-            now = rest["x"].copy()
-            rest["x"], self.before = (now if self.before is None else self.before), now
-        return super().run(program, **rest)
 
 
 BLOCK_FAULTS = (

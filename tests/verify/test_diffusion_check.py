@@ -13,10 +13,11 @@ from aerie.cli.arguments import default_cache_dir
 from aerie.engine import executor
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.families import FAMILIES
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.strategies import unmasking
 from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy
 from aerie.engine.strategies.strategy import PassInput

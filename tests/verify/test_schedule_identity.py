@@ -6,9 +6,9 @@ import pytest
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.families import FAMILIES
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify.gate_prompts import text_of_length
@@ -22,7 +22,7 @@ from aerie.verify.schedule_identity import (
     schedule_identities,
 )
 from tests.verify.family_faults import FAMILY_CHANGES
-from tests.verify.faults import Giving
+from tests.verify.fault_runners import Giving
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 

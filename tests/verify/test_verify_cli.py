@@ -10,7 +10,7 @@ import pytest
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.verify import __main__ as cli
 from aerie.verify.reference import Reference
-from tests.verify.faults import Passing
+from tests.verify.fault_runners import Passing
 
 
 @pytest.fixture

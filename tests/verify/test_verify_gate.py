@@ -9,11 +9,11 @@ from aerie.cli.arguments import default_cache_dir
 from aerie.common import knobs
 from aerie.engine.forward import decode_step
 from aerie.engine.generate import FinishReason
-from aerie.engine.page_pool import PageManager
+from aerie.engine.open_session import prepare_runtime
+from aerie.engine.page_manager import PageManager
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import Scheduler
-from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
 from aerie.verify.bit_identity import (
     CONTINUATION_NAME,
@@ -28,7 +28,7 @@ from aerie.verify.bounds import EXACT, session_bounds, session_numerics
 from aerie.verify.gate import STEPS, steps_for_prompt, verify
 from aerie.verify.gate_prompts import Prompt, choose_prompts
 from aerie.verify.subject import SessionUnderTest
-from tests.verify.faults import Passing
+from tests.verify.fault_runners import Passing
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 

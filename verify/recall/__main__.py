@@ -12,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from aerie.cli.arguments import CommandParser, run_command, setup_process
+from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common import folders
 from aerie.common.text_tables import compact_table, print_tables
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.composed_prompt import ChunkMode, ComposedPrompt, parse_chunk_mode
 from aerie.engine.logits import log_softmax
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.runtime import select_backend
 from aerie.verify.recall.task import Question, questions
 

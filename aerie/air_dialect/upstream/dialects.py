@@ -33,17 +33,18 @@ from aerie.air_dialect.upstream import (
     transform,
     vector,
     vector_memory,
+    vector_sums,
 )
 
 _MODULES = (
     affine, arith, bufferization, index, linalg, linalg_named, math, memref, scf, tensor, transform, vector,
-    vector_memory,
+    vector_memory, vector_sums,
 )  # fmt: skip
 
 
 ADDED: dict[str, type[Operation]] = {op.name: op for module in _MODULES for op in op_classes(module)}
 """Operations this package defines in an upstream dialect, by name; they replace xDSL's of that name."""
-_ADDED_ATTRIBUTES: tuple[type[Attribute], ...] = (linalg.TypeFnAttr, vector.IteratorTypeAttr)
+_ADDED_ATTRIBUTES: tuple[type[Attribute], ...] = (linalg.TypeFnAttr, vector_sums.IteratorTypeAttr)
 
 
 def _extended(dialect: Dialect) -> Dialect:

@@ -21,7 +21,8 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr
 
 from aerie.air_dialect.effects import VIEWS
-from aerie.air_dialect.index_analysis import constant_int, is_affine_index, known_divisor
+from aerie.air_dialect.index_constants import constant_int
+from aerie.air_dialect.index_divisors import is_affine_index, known_divisor
 from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import resolve_alias, root_value

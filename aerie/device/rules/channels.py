@@ -9,7 +9,7 @@ from xdsl.dialects import memref, scf
 from xdsl.dialects.builtin import AnyFloat, DenseIntOrFPElementsAttr, IntegerType, MemRefType, NoneAttr
 from xdsl.ir import Attribute, Operation
 
-from aerie.air_dialect.index_analysis import constant_ints, leaves
+from aerie.air_dialect.index_constants import constant_ints, leaves
 from aerie.air_dialect.ops import (
     ChannelGetOp,
     ChannelOp,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from xdsl.ir import SSAValue
 
-from aerie.air_dialect.index_analysis import Known, constant_int, leaves
+from aerie.air_dialect.index_constants import Known, constant_int, leaves
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     HerdOp,

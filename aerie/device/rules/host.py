@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import AnyFloat, IndexType, IntegerType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import constant_int, leaves
+from aerie.air_dialect.index_constants import constant_int, leaves
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp, LaunchOp
 from aerie.air_dialect.values import resolve_alias, root_value
 from aerie.air_dialect.verifiers import parent_ops

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_constants import constant_int
 from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
 from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.launches import loop_trips

@@ -13,7 +13,9 @@ from typing import NamedTuple
 from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
 from xdsl.ir import SSAValue
 
-from aerie.air_dialect.index_analysis import constant_int, interval, is_affine_index, known_divisor
+from aerie.air_dialect.index_constants import constant_int
+from aerie.air_dialect.index_divisors import is_affine_index, known_divisor
+from aerie.air_dialect.index_intervals import interval
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,

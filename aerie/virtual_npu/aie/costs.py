@@ -9,7 +9,7 @@ from __future__ import annotations
 from xdsl.dialects import scf
 from xdsl.ir import Block, Operation
 
-from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_constants import constant_int
 
 KERNEL = 1000
 """Of a function of C++, which nothing is known of."""

@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from aerie.air_dialect.aie import array, dma, routing
 from aerie.air_dialect.aie.attributes import BdIterationAttr, PacketInfoAttr
 from aerie.air_dialect.aie.formats import integer_of, integers, string_of
-from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_constants import constant_int
 from aerie.virtual_npu.aie.placement import place_logical_tiles
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported

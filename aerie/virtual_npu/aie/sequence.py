@@ -12,7 +12,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from aerie.air_dialect.aie import array, dma, sequence
 from aerie.air_dialect.aie.attributes import PacketInfoAttr
 from aerie.air_dialect.aie.formats import integer_of, integers
-from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_constants import constant_int
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.aie.cores import AieFile, static_memref
 from aerie.virtual_npu.aie.design import Channel, Device, lock_number, packet_of, place_of

@@ -9,7 +9,7 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr
 from xdsl.ir import Block, Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import analyze_loop
+from aerie.air_dialect.index_intervals import analyze_loop
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.dialects.builtin import VectorType
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import known_divisor
+from aerie.air_dialect.index_divisors import known_divisor
 from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.values import resolve_alias, root_value
 from aerie.air_dialect.verifiers import parent_ops

@@ -10,7 +10,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import IndexType, IntegerType, MemRefType, ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import NUMBERS
+from aerie.air_dialect.index_constants import NUMBERS
 from aerie.air_dialect.ops import ChannelOp
 from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import types

@@ -12,8 +12,8 @@ from xdsl.dialects.builtin import AffineMapAttr, MemRefType, VectorType
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from aerie.air_dialect.effects import ACCESSES, VIEWS, accesses
-from aerie.air_dialect.index_analysis import INTERVALS, Interval, add, interval, multiply
 from aerie.air_dialect.index_expressions import IndexAnalysis, mixed_values
+from aerie.air_dialect.index_intervals import INTERVALS, Interval, add, interval, multiply
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
 from aerie.air_dialect.values import is_defined_in
 from aerie.virtual_npu.codegen import types

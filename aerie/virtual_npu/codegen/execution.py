@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import BFloat16Type, IndexType, IntegerType, ModuleOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from aerie.air_dialect.effects import accesses
-from aerie.air_dialect.index_analysis import leaves
+from aerie.air_dialect.index_constants import leaves
 from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
 from aerie.air_dialect.upstream.vector_memory import MaskOp

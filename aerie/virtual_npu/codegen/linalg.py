@@ -11,7 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
 from aerie.air_dialect.assembly import op_classes
-from aerie.air_dialect.index_analysis import INTERVALS
+from aerie.air_dialect.index_intervals import INTERVALS
 from aerie.air_dialect.upstream import linalg_named
 from aerie.air_dialect.upstream.linalg import PackOp, UnpackOp
 from aerie.virtual_npu.codegen import memory, types

@@ -20,7 +20,7 @@ from xdsl.dialects.builtin import MemRefType, VectorType
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
-from aerie.air_dialect.index_analysis import INTERVALS, Interval, interval
+from aerie.air_dialect.index_intervals import INTERVALS, Interval, interval
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import root_value
 from aerie.common.shown_names import symbol_name

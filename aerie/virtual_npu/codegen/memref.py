@@ -9,7 +9,7 @@ from xdsl.dialects.builtin import DYNAMIC_INDEX, AffineMapAttr, ArrayAttr, Integ
 from xdsl.ir import Block, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from aerie.air_dialect.index_analysis import interval
+from aerie.air_dialect.index_intervals import interval
 from aerie.air_dialect.ops import ExecuteOp
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.upstream.formats import ATOMIC_KINDS

@@ -22,8 +22,9 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, memory_effects
-from aerie.air_dialect.index_analysis import INTERVALS, NUMBERS, Interval, constant_int
+from aerie.air_dialect.index_constants import NUMBERS, constant_int
 from aerie.air_dialect.index_expressions import COMPARISONS, IndexAnalysis, literal_constant, mixed_values
+from aerie.air_dialect.index_intervals import INTERVALS, Interval
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,

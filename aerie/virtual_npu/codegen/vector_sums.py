@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 from xdsl.ir.affine import AffineDimExpr
 
-from aerie.air_dialect.index_analysis import analyze_loop
+from aerie.air_dialect.index_intervals import analyze_loop
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, emitter
 from aerie.virtual_npu.codegen.op_errors import attribute, unsupported

@@ -12,7 +12,7 @@ from xdsl.dialects import affine, func, scf
 from xdsl.dialects.builtin import IndexType, ModuleOp
 from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
 
-from aerie.air_dialect.index_analysis import NUMBERS, Known, constant_int
+from aerie.air_dialect.index_constants import NUMBERS, Known, constant_int
 from aerie.air_dialect.index_expressions import Term, iteration_range, operand_values
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
 from aerie.common.errors import ProgramError

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from xdsl.dialects import affine, scf
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import constant_int, leaves
+from aerie.air_dialect.index_constants import constant_int, leaves
 from aerie.air_dialect.ops import (
     ChannelOp,
     ChannelPutOp,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from aerie.air_dialect import AirParseError, parse
-from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_constants import constant_int
 from aerie.air_dialect.ops import LaunchOp
 from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.errors import ParseError

@@ -14,11 +14,12 @@ from typing import Final, NamedTuple
 
 from aerie.common import folders
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.session import Session
 from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.unmasking import DYNAMIC, RULE_NAMES, STATIC
 from aerie.llama32_1b.demo.corpus import Exchange, question_list

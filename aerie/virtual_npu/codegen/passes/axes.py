@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
-from aerie.air_dialect.index_analysis import LinearForm
+from aerie.air_dialect.linear_forms import LinearForm
 from aerie.virtual_npu.codegen.passes.dma_views import RearrangingCall
 from aerie.virtual_npu.codegen.passes.loops import Loop
 

@@ -44,7 +44,8 @@ from aerie.air_dialect.effects import (
     is_memref,
     memory_effects,
 )
-from aerie.air_dialect.index_analysis import LinearForm, analyze_loop, linear_form, weighted_sum
+from aerie.air_dialect.index_intervals import analyze_loop
+from aerie.air_dialect.linear_forms import LinearForm, linear_form, weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
 from aerie.air_dialect.values import root_value
 from aerie.device.external_kernels import Overwrite

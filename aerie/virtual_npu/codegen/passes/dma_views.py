@@ -26,7 +26,8 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import BFloat16Type, MemRefType, i8
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
-from aerie.air_dialect.index_analysis import LinearForm, interval, linear_form, weighted_sum
+from aerie.air_dialect.index_intervals import interval
+from aerie.air_dialect.linear_forms import LinearForm, linear_form, weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.passes.loops import LoopNest

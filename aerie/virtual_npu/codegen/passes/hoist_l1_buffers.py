@@ -29,7 +29,7 @@ from xdsl.rewriter import InsertPoint, Rewriter
 
 from aerie.air_dialect.assembly import OPERAND_SEGMENT_SIZES
 from aerie.air_dialect.effects import ACCESSES, FREE, READ, VIEWS, WRITE, Effect, memory_effects
-from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_constants import constant_int
 from aerie.air_dialect.index_expressions import literal_constant
 from aerie.air_dialect.ops import (
     AsyncTokenType,

@@ -29,7 +29,8 @@ from math import prod
 from xdsl.dialects.builtin import DictionaryAttr, MemRefType, ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import LinearForm, constant_int, linear_form
+from aerie.air_dialect.index_constants import constant_int
+from aerie.air_dialect.linear_forms import LinearForm, linear_form
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp, LaunchOp, SegmentOp
 from aerie.air_dialect.values import is_defined_in, resolve_alias
 from aerie.virtual_npu.codegen import types

@@ -9,7 +9,8 @@ from functools import cached_property
 from xdsl.dialects import func, scf
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import LinearForm, analyze_loop, interval, linear_form
+from aerie.air_dialect.index_intervals import analyze_loop, interval
+from aerie.air_dialect.linear_forms import LinearForm, linear_form
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
 
 

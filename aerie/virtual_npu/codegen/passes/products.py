@@ -40,7 +40,7 @@ from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, i64
 from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from aerie.air_dialect.index_analysis import weighted_sum
+from aerie.air_dialect.linear_forms import weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, ExecuteOp, HerdOp
 from aerie.air_dialect.values import is_defined_in, root_value
 from aerie.virtual_npu.codegen.dialect import ProductOp, axes_attr, int_array_attr, wrap

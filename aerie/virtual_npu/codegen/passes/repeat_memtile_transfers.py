@@ -17,7 +17,7 @@ from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import IndexType, IntegerAttr, ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 
-from aerie.air_dialect.index_analysis import NUMBERS, constant_int
+from aerie.air_dialect.index_constants import NUMBERS, constant_int
 from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import (
     AsyncTokenType,

@@ -16,7 +16,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import BFloat16Type, DenseIntOrFPElementsAttr, Float32Type, MemRefType
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import LinearForm, weighted_sum
+from aerie.air_dialect.linear_forms import LinearForm, weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.dialect import ProductOp, axes_of_attr, ints_of_attr
