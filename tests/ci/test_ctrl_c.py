@@ -111,7 +111,7 @@ def cache(arguments):
     'Cache.'
     exec("import signal; signal.raise_signal(signal.SIGINT)")
 
-command_line.cache = cache
+command_line.COMMANDS = [("cache", cache, [])]
 sys.argv[1:] = ["cache"]
 runpy.run_module("aerie", run_name="__main__", alter_sys=True)
 """

@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -38,6 +38,8 @@ ORIGINS = (
 """A program that prints where modules would be imported from."""
 NOTHING_FAILED, FAILURES = 0, (1, 2, 4)
 """Exit codes of pytest; the last two where a file of tests cannot be imported any more."""
+NAMED_TESTS = "not board"
+"""pytest's -m for a test that a mutant names by itself: it is run although it is slow."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ class Trial:
     def _checked(self, test: str, key: str) -> Result:
         copy = self._copies.get()
         try:
-            run = copy.pytest([test], self._settings.timeout, own_cache=False, marks=self._settings.marks)
+            run = self._run(copy, [test], own_cache=False)
         finally:
             self._copies.put(copy)
         outcome = SURVIVED if run.code == NOTHING_FAILED else NO_VERDICT
@@ -275,12 +277,21 @@ class Trial:
         copy = self._copies.get()
         try:
             with copy.changed(mutant):
-                run = copy.pytest(
-                    mutant.tests, self._settings.timeout, own_cache=True, marks=self._settings.marks
-                )
+                run = self._run(copy, mutant.tests, own_cache=True)
         finally:
             self._copies.put(copy)
         return Result(*_judged(run), round(run.seconds, 1), key)
+
+    def _run(self, copy: Copy, tests: Sequence[str], own_cache: bool) -> Run:
+        """Run files of tests, then tests that are named by themselves, until one fails."""
+        files = [test for test in tests if "::" not in test]
+        named = [test for test in tests if "::" in test]
+        run, seconds = Run(NOTHING_FAILED, "", 0), 0.0
+        for group, marks in ((files, self._settings.marks), (named, NAMED_TESTS)):
+            if group and run.code == NOTHING_FAILED:
+                run = copy.pytest(group, self._settings.timeout, own_cache, marks)
+                seconds += run.seconds
+        return replace(run, seconds=seconds)
 
 
 def _known(result: Result | None, key: str) -> Result | None:

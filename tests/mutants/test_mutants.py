@@ -52,6 +52,16 @@ def test_what_is_not_there_is_refused() -> None:
         test_id(ROOT, "test_of_nothing")
 
 
+SLOW_TEST = """
+import pytest
+from aerie.sums import add
+
+@pytest.mark.slow
+def test_add():
+    assert add(2, 3) == 5
+"""
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A product of one line, and a file of tests each for it and for nothing."""
@@ -61,6 +71,7 @@ def tree(tmp_path: Path) -> Path:
         "aerie/sums.py": "def add(a: int, b: int) -> int:\n    return a + b\n",
         "tests/test_sums.py": "from aerie.sums import add\ndef test_add():\n    assert add(2, 3) == 5\n",
         "tests/test_broken.py": "def test_broken():\n    assert False\n",
+        "tests/test_slow.py": SLOW_TEST,
     }
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +104,17 @@ def test_what_comes_of_a_mutant(tree: Path, tmp_path: Path) -> None:
         json.loads((tmp_path / "results.json").read_text())["mutants"]["sums/turned"]["outcome"] == SURVIVED
     )
     assert "a + b" in (tree / "aerie" / "sums.py").read_text()
+
+
+def test_a_slow_test_is_run_where_it_is_named_by_itself(tree: Path, tmp_path: Path) -> None:
+    copy = Copy(tree, tmp_path / "copy")
+    trial = Trial(Keys(tree), Results(None), [copy], Settings(timeout=60), lambda _: None)
+    in_a_file = Mutant("sums", "file", "aerie.sums", "a + b", "a - b", "a difference", ("test_slow",))
+    by_itself = replace(in_a_file, name="named", tests=("test_sums", "test_slow::test_add"))
+    assert trial.try_(in_a_file).outcome == NO_VERDICT
+    assert trial.try_(by_itself).outcome == KILLED
+    by_itself = replace(in_a_file, name="alone", tests=("test_slow::test_add",))
+    assert trial.try_(by_itself).by == "tests/test_slow.py::test_add"
 
 
 def test_a_copy_that_is_not_what_is_imported_is_refused(tree: Path, tmp_path: Path) -> None:
