@@ -84,6 +84,30 @@ module {{
 """
 
 
+def _constants(*numbers: int) -> str:
+    return "\n          ".join(f"%c{number} = arith.constant {number} : index" for number in numbers)
+
+
+def _convolve(weights: str, part: str, row: str) -> str:
+    """What a core computes: its pixels of a row from three rows of the image."""
+    return f"""scf.for %p = %c0 to %c8 step %c1 {{
+            vector.store %zeros, %ly[%p, %c0] : {row}, vector<16xf32>
+            scf.for %u = %c0 to %c3 step %c1 {{
+              scf.for %v = %c0 to %c3 step %c1 {{
+                %q = arith.addi %p, %v : index
+                scf.for %m = %c0 to %c16 step %c1 {{
+                  %s = memref.load %lx[%u, %q, %m] : {part}
+                  %s16 = vector.broadcast %s : f32 to vector<16xf32>
+                  %t = vector.load %lk[%u, %v, %m, %c0] : {weights}, vector<16xf32>
+                  %sum = vector.load %ly[%p, %c0] : {row}, vector<16xf32>
+                  %next = vector.fma %s16, %t, %sum : vector<16xf32>
+                  vector.store %next, %ly[%p, %c0] : {row}, vector<16xf32>
+                }}
+              }}
+            }}
+          }}"""
+
+
 def points(count: int, order: str = "async") -> str:
     """A 3 x 3 convolution of 16 channels to 64, one row of 32 pixels a launch point.
 
@@ -101,46 +125,18 @@ module {{
       air.segment @s args(%i_1=%i, %a_1=%a, %b_1=%b, %c_1=%c) : index, {image}, {kernel}, {result} {{
         %c4 = arith.constant 4 : index
         air.herd @h tile (%tx, %ty) in (%sx=%c4, %sy=%c4) args(%j=%i_1, %in=%a_1, %k=%b_1, %out=%c_1) : index, {image}, {kernel}, {result} {{
-          %c0 = arith.constant 0 : index
-          %c1_1 = arith.constant 1 : index
-          %c3 = arith.constant 3 : index
-          %c8 = arith.constant 8 : index
-          %c9 = arith.constant 9 : index
-          %c256 = arith.constant 256 : index
-          %c10 = arith.constant 10 : index
-          %c16 = arith.constant 16 : index
-          %c32 = arith.constant 32 : index
-          %c34 = arith.constant 34 : index
-          %c2048 = arith.constant 2048 : index
-          %c2304 = arith.constant 2304 : index
-          %c64 = arith.constant 64 : index
-          %c544 = arith.constant 544 : index
+          {_constants(0, 1, 3, 8, 9, 10, 16, 32, 34, 64, 256, 544, 2048, 2304)}
           %first = affine.apply #pixel()[%tx]
           %zeros = arith.constant dense<0.0> : vector<16xf32>
           %lk = memref.alloc() : {weights}
           %lx = memref.alloc() : {part}
           %ly = memref.alloc() : {row}
           %channel = arith.muli %ty, %c16 : index
-          %t0 = air.dma_memcpy_nd async (%lk[] [] [], %k[%ty, %c0, %c0] [%c1_1, %c9, %c256] [%c2304, %c256, %c1_1]) : ({weights}, {kernel})
-          %t1 = air.dma_memcpy_nd async [%t0] (%lx[] [] [], %in[%j, %first, %c0] [%c3, %c10, %c16] [%c544, %c16, %c1_1]) : ({part}, {image})
+          %t0 = air.dma_memcpy_nd async (%lk[] [] [], %k[%ty, %c0, %c0] [%c1, %c9, %c256] [%c2304, %c256, %c1]) : ({weights}, {kernel})
+          %t1 = air.dma_memcpy_nd async [%t0] (%lx[] [] [], %in[%j, %first, %c0] [%c3, %c10, %c16] [%c544, %c16, %c1]) : ({part}, {image})
           air.wait_all [%t0, %t1]
-          scf.for %p = %c0 to %c8 step %c1_1 {{
-            vector.store %zeros, %ly[%p, %c0] : {row}, vector<16xf32>
-            scf.for %u = %c0 to %c3 step %c1_1 {{
-              scf.for %v = %c0 to %c3 step %c1_1 {{
-                %q = arith.addi %p, %v : index
-                scf.for %m = %c0 to %c16 step %c1_1 {{
-                  %s = memref.load %lx[%u, %q, %m] : {part}
-                  %s16 = vector.broadcast %s : f32 to vector<16xf32>
-                  %t = vector.load %lk[%u, %v, %m, %c0] : {weights}, vector<16xf32>
-                  %sum = vector.load %ly[%p, %c0] : {row}, vector<16xf32>
-                  %next = vector.fma %s16, %t, %sum : vector<16xf32>
-                  vector.store %next, %ly[%p, %c0] : {row}, vector<16xf32>
-                }}
-              }}
-            }}
-          }}
-          air.dma_memcpy_nd (%out[%j, %first, %channel] [%c1_1, %c8, %c16] [%c2048, %c64, %c1_1], %ly[] [] []) : ({result}, {row})
+          {_convolve(weights, part, row)}
+          air.dma_memcpy_nd (%out[%j, %first, %channel] [%c1, %c8, %c16] [%c2048, %c64, %c1], %ly[] [] []) : ({result}, {row})
           memref.dealloc %lk : {weights}
           memref.dealloc %lx : {part}
           memref.dealloc %ly : {row}

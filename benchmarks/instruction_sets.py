@@ -117,9 +117,8 @@ class SelectedSet:
         variables = " ".join(f"{name}={value}" for name, value in self.environment.items())
         raise UserError(
             f"transformers is not limited to {self.title}: torch says {reported['torch']}, oneDNN "
-            f"'{reported['onednn']}', though {variables} was set; so nothing is compared. Is it "
-            "another release of "
-            "torch than constraints.txt names?"
+            f"'{reported['onednn']}', though {variables} was set; so nothing is compared. Is it another "
+            "release of torch than constraints.txt names?"
         )
 
 

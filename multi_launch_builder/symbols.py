@@ -73,8 +73,7 @@ class Externals:
             raise SymbolConflictError(
                 f"external function @{name} is declared in two ways: launch '{owner}' has "
                 f"{_describe(declared)}, launch '{label}' has {_describe(declaration)}; one program links "
-                "one "
-                f"@{name}, so build the second under another name"
+                f"one @{name}, so build the second under another name"
             )
 
     def _share_object(self, declaration: FuncOp, label: str) -> None:

@@ -87,9 +87,8 @@ def _near(name: str, names: Iterable[str]) -> str:
 def _program_argument(sub: SubModule, position: int, target: str, arguments: ArgumentTable) -> Argument:
     if target not in arguments.names:
         raise WiringError(
-            f"launch '{sub.label}': argument '{sub.argument_names[position]}' "
-            f"({_type_text(sub, position)}) is "
-            f"wired to program argument '{target}', which does not exist; there are: "
+            f"launch '{sub.label}': argument '{sub.argument_names[position]}' ({_type_text(sub, position)}) "
+            f"is wired to program argument '{target}', which does not exist; there are: "
             f"{_near(target, arguments.names)}"
         )
     return arguments[target]

@@ -208,9 +208,8 @@ def install(project: Path, uv: str | None, wanted: Sequence[str], torch: bool = 
             f"PYTHON=python{newest} ..."
         )
     raise SetupError(
-        ".venv is not complete; the reason is above. Where no version is found, either the "
-        "package index cannot "
-        f"be reached (behind a proxy, set https_proxy), or it has no wheel for Python {here} on this "
+        ".venv is not complete; the reason is above. Where no version is found, either the package index "
+        f"cannot be reached (behind a proxy, set https_proxy), or it has no wheel for Python {here} on this "
         f"machine; nothing is built from source. {AGAIN}"
     )
 

@@ -165,9 +165,8 @@ class Chat:
         if error.enough is None:
             return f"{start}the model has {error.limit} positions: {self._advice}."
         return (
-            f"{start}--seq-len (SEQ_LEN) has programs compiled for at most {error.limit}: "
-            f"{MAKE_ROOM}; a chat "
-            "without --seq-len goes on until the model's positions are used up."
+            f"{start}--seq-len (SEQ_LEN) has programs compiled for at most {error.limit}: {MAKE_ROOM}; a "
+            "chat without --seq-len goes on until the model's positions are used up."
         )
 
     @property

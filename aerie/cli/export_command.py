@@ -105,9 +105,8 @@ def _cache_note(sizes: StaticSizes) -> str:
     layers, kinds, batch, heads, positions, head_dim = sizes.kv_cache
     return (
         f"kv_cache and updated_cache take {format_file_bytes(sizes.cache_bytes())} each: {layers} layers x "
-        f"{kinds} (keys "
-        f"and values) x {batch} sequences x {heads} heads x {positions} positions x {head_dim} elements x 2 "
-        "bytes"
+        f"{kinds} (keys and values) x {batch} sequences x {heads} heads x {positions} positions x "
+        f"{head_dim} elements x 2 bytes"
     )
 
 

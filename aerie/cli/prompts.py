@@ -150,8 +150,7 @@ def _decode(content: bytes, description: str) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PromptError(
-            f"{description} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}); "
-            "convert it "
-            "first, for instance with iconv"
+            f"{description} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}); convert "
+            "it first, for instance with iconv"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")

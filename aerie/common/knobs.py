@@ -127,9 +127,8 @@ KEEP = Knob(
 HOME = Knob(
     "AERIE_CACHE",
     "",
-    "folder of everything that Aerie stores: programs, records, reports; empty: build in a "
-    "checkout, else aerie in the "
-    "user's cache folder",
+    "folder of everything that Aerie stores: programs, records, reports; empty: build in a checkout, else "
+    "aerie in the user's cache folder",
     "a folder; this is a file",
     _may_be_folder,
 )

@@ -73,8 +73,7 @@ class ChatTemplate:
         if len(template) > MAX_TEMPLATE_LENGTH:
             raise PromptError(
                 f"the checkpoint's chat template is {len(template)} characters long, and "
-                f"{MAX_TEMPLATE_LENGTH} is the "
-                "limit; fetch its file again"
+                f"{MAX_TEMPLATE_LENGTH} is the limit; fetch its file again"
             )
         return template
 

@@ -130,8 +130,8 @@ def context_end(text: str, variant_set: VariantSet, context: int) -> ContextEndP
     if not min_number <= number <= max_number:
         raise UserError(
             f"context-end is {text!r} (CONTEXT_END), and its number must be from {min_number} to "
-            f"{max_number}: of the "
-            f"{positions} positions of the context some must be left to drop; give another"
+            f"{max_number}: of the {positions} positions of the context some must be left to drop; give "
+            "another"
         )
     return ShiftContext(number) if name == SHIFT else AttentionSink(number)
 

@@ -235,10 +235,8 @@ def require(
         return
     raise TooLittleMemoryError(
         f"{purpose} takes about {format_bytes(needed)} of memory{parts} and {format_bytes(available)} are "
-        "available, so the "
-        f"system would end it on the way: {', '.join([*remedies, 'end other programs'])}, or try it all "
-        "the same "
-        f"with {CHECK_MEMORY.name}=0"
+        f"available, so the system would end it on the way: {', '.join([*remedies, 'end other programs'])}, "
+        f"or try it all the same with {CHECK_MEMORY.name}=0"
     )
 
 

@@ -131,9 +131,8 @@ class RuntimeOptions:
         check_feature("devices", VariantSet(self.seq_len or 0, decode_path=self.decode))
         if self.fallback:
             raise UserError(
-                f"{self.world_size} devices share a model without a fallback (FALLBACK), as what one has "
-                "of it is "
-                "of no use without the others; leave it out, or load the model on one device"
+                f"{self.world_size} devices share a model without a fallback (FALLBACK), as what one has of "
+                "it is of no use without the others; leave it out, or load the model on one device"
             )
         blocks = variant_set_for(self.part_config(config), self.variants, self.decode)
         return replace(blocks, devices=self.world_size)

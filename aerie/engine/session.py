@@ -192,8 +192,7 @@ class Session:
         model, pool = self.requests.model, self.requests.pool
         return (
             f"KV pool: {pool.manager.page_count} pages of {PAGE_SIZE} positions and {pool.swap.page_count} "
-            "for swap space, "
-            f"{format_bytes(pool.nbytes)}, and gathered caches of up to "
+            f"for swap space, {format_bytes(pool.nbytes)}, and gathered caches of up to "
             f"{format_bytes(gathered_bytes(model.kv_config, model.variant_set.contexts))}"
         )
 

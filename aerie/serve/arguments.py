@@ -33,6 +33,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         help="allow requests from pages of this site; repeatable; *: all sites, with an API key",
     )
     _add_limits(parser)
+    _add_storage(parser)
     _add_runtime(parser)
     _add_replicas(parser)
 
@@ -133,6 +134,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
             metavar="SECONDS",
             help=f"that {description} (default: %(default)s)",
         )
+
+
+def _add_storage(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-responses",
         type=int_at_least(0),

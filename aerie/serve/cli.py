@@ -225,8 +225,7 @@ def _serve_replicas(
     except ImportError:
         raise UserError(
             f"--replicas is {min_replicas}, and Ray, which runs them, is not installed; pip install "
-            "'ray[serve]', "
-            "or serve without"
+            "'ray[serve]', or serve without"
         ) from None
     tokenizer = prompt_tokenizer(find_checkpoint(recipe[1]), arguments.template_arg)
     limits, report = recipe[3], Reporter()

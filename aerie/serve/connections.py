@@ -55,9 +55,8 @@ def max_connections(requested: int) -> int:
     reserved = len(os.listdir("/proc/self/fd")) + min(256, max(24, descriptors // 4))
     if descriptors - reserved < MIN_CONNECTIONS:
         raise UserError(
-            f"this process may have {descriptors} descriptors (ulimit -n), and {reserved} are for "
-            "other things than "
-            f"connections; allow {reserved + MIN_CONNECTIONS} or more"
+            f"this process may have {descriptors} descriptors (ulimit -n), and {reserved} are for other "
+            f"things than connections; allow {reserved + MIN_CONNECTIONS} or more"
         )
     return min(requested, descriptors - reserved)
 

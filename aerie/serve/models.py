@@ -197,9 +197,8 @@ class ModelManager:
         if service.active_requests:
             raise ApiError(
                 409,
-                f"{service.active_requests} requests of the model {service.name!r} are under way; "
-                "unload it when they "
-                "are over",
+                f"{service.active_requests} requests of the model {service.name!r} are under way; unload it "
+                "when they are over",
                 "model",
                 "in_use",
             )

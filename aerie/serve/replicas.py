@@ -202,11 +202,9 @@ def running_replicas(
     try:
         if (available := int(ray.cluster_resources().get(NPU_RESOURCE, 0))) < min_replicas:
             raise UserError(
-                f"--replicas is {min_replicas}, each takes one of Ray's resource {NPU_RESOURCE}, and "
-                f"there are {available}; add "
-                f"machines (ray start --address HEAD:6379 --resources '{{\"{NPU_RESOURCE}\": 1}}', "
-                "then --cluster), "
-                "or ask for fewer"
+                f"--replicas is {min_replicas}, each takes one of Ray's resource {NPU_RESOURCE}, and there "
+                f"are {available}; add machines (ray start --address HEAD:6379 --resources "
+                f"'{{\"{NPU_RESOURCE}\": 1}}', then --cluster), or ask for fewer"
             )
         try:
             yield _deployed(recipe, min_replicas, max_replicas)

@@ -215,9 +215,8 @@ def _check_filename(filename: str | None) -> str:
     if filename is None or not NAME.fullmatch(filename):
         raise ApiError(
             400,
-            f"filename is {reprlib.repr(filename)}; give up to 128 letters, digits, '.', '-' and '_' "
-            "of ASCII, "
-            "the first of which is no '.'",
+            f"filename is {reprlib.repr(filename)}; give up to 128 letters, digits, '.', '-' and '_' of "
+            "ASCII, the first of which is no '.'",
             "filename",
             "invalid_value",
         )

@@ -58,8 +58,8 @@ def build(
     if own_cols > max_columns:
         raise IllegalShapeError(
             f"bias_add: cols={cols} leaves {own_cols} for each of {herd_x} cores, and L1 holds "
-            f"{max_columns} five "
-            f"times; use at most {max_columns * device.columns} that {device.columns} cores share"
+            f"{max_columns} five times; use at most {max_columns * device.columns} that {device.columns} "
+            "cores share"
         )
     count = 1 if rows is None else rows
     require_multiple("bias_add", "rows", count, 1, "there must be a row")

@@ -151,9 +151,8 @@ def build(
     if shape.tiles_per_stage > device.repeat_limit:
         raise IllegalShapeError(
             f"cached_attention: m={m} makes {shape.tiles_per_stage} tiles of {lkp} keys for each of "
-            f"{stages} rows of "
-            f"cores, and a descriptor repeats at most {device.repeat_limit} times; use an m of at most "
-            f"{device.repeat_limit * stages * lkp}"
+            f"{stages} rows of cores, and a descriptor repeats at most {device.repeat_limit} times; use an "
+            f"m of at most {device.repeat_limit * stages * lkp}"
         )
     return _CachedAttention(shape, device).module(blocks, n_heads // heads)
 
@@ -283,10 +282,9 @@ def _query_tile(
             f"use an n that is a multiple of {MMUL_BLOCK}, and a head_dim of at most {max_head_dim(device)}"
         )
     raise IllegalShapeError(
-        f"cached_attention: n={n} rows of {group} query heads for a KV head at head_dim={head_dim}"
-        f"{f' with {requested_text}' if requested_text else ''} make no tile of a multiple of "
-        f"{MMUL_BLOCK} rows that fits the "
-        f"{device.l1_budget} bytes of a core; {advice}"
+        f"cached_attention: n={n} rows of {group} query heads for a KV head at "
+        f"head_dim={head_dim}{f' with {requested_text}' if requested_text else ''} make no tile of a "
+        f"multiple of {MMUL_BLOCK} rows that fits the {device.l1_budget} bytes of a core; {advice}"
     )
 
 

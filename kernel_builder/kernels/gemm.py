@@ -349,8 +349,7 @@ BLOCKS = Allowance(
     0.06,
     "how the core rounds a block's mantissas and sums its products is not published; against f32, blocks "
     "cost a share of 9.0e-3 to 9.6e-3 (mlir-air's measurements, kernel_builder/published_errors.py), so "
-    "another way "
-    "of making them stays within that of ours",
+    "another way of making them stays within that of ours",
 )
 
 KERNEL = KernelSpec(

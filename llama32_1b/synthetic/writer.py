@@ -61,9 +61,8 @@ def _check_space(config: ModelConfig, parent: Path) -> None:
     needed, free = weight_bytes(config) + OTHER_FILES, shutil.disk_usage(parent).free
     if needed > free:
         raise UserError(
-            f"the checkpoint takes {format_bytes(needed)} and {parent} has {format_bytes(free)} free; "
-            "free some space, name "
-            "a folder on another disk, or ask for fewer --layers"
+            f"the checkpoint takes {format_bytes(needed)} and {parent} has {format_bytes(free)} free; free "
+            "some space, name a folder on another disk, or ask for fewer --layers"
         )
 
 

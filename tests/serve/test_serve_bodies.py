@@ -108,9 +108,12 @@ def test_forms_of_bodies(serving: Any) -> None:
         assert words in response.text
 
 
-def large() -> dict[str, tuple[str, Any, int, str]]:
-    """Bodies near the limit, each with what it comes to."""
-    many, text = MAX_VALUES + 10, "the capital of " * 200_000
+Body = tuple[str, Any, int, str]
+"""Path and body of a request, the status and some words of the response."""
+
+
+def bodies_of_many_values() -> dict[str, Body]:
+    many = MAX_VALUES + 10
     return {
         "a list of numbers": (
             "/v1/completions",
@@ -137,6 +140,14 @@ def large() -> dict[str, tuple[str, Any, int, str]]:
             400,
             "50000 values of the body",
         ),
+        "metadata": (CHAT, {"messages": USER, "max_tokens": 1, "metadata": {"a": [0] * 100_000}}, 200, ""),
+        "to tokens": ("/detokenize", {"tokens": [5] * 100_000}, 200, ""),
+    }
+
+
+def bodies_of_a_long_text() -> dict[str, Body]:
+    text = "the capital of " * 200_000
+    return {
         "a message": (
             CHAT,
             {"messages": [{"role": "user", "content": text}]},
@@ -172,9 +183,12 @@ def large() -> dict[str, tuple[str, Any, int, str]]:
             400,
             "or more",
         ),
-        "metadata": (CHAT, {"messages": USER, "max_tokens": 1, "metadata": {"a": [0] * 100_000}}, 200, ""),
-        "to tokens": ("/detokenize", {"tokens": [5] * 100_000}, 200, ""),
     }
+
+
+def large() -> dict[str, Body]:
+    """Bodies near the limit."""
+    return {**bodies_of_many_values(), **bodies_of_a_long_text()}
 
 
 @pytest.mark.parametrize("name", large())

@@ -354,6 +354,14 @@ def test_a_model_whose_thread_ends(
     assert ask(serving, "demo-drafter").status_code == 200
 
 
+OUT_OF_RANGE = {
+    CHAT: {"messages": USER, "max_tokens": 2, "temperature": -1},
+    "/v1/responses": {"input": FRANCE, "temperature": -1},
+    "/v1/messages": {"messages": USER, "max_tokens": 2, "top_p": 5},
+}
+"""Bodies whose setting only a loaded model refuses."""
+
+
 def test_while_a_model_is_loaded(
     starting_models: Callable[[ModelManager], Serving], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -366,12 +374,7 @@ def test_while_a_model_is_loaded(
     models = ModelManager([*offers("demo"), ServedModel("slow", opening)], ServerLimits(heartbeat_s=0.1))
     serving = starting_models(models)
     loaded(serving, "demo")
-    bodies = {
-        CHAT: {"messages": USER, "max_tokens": 2, "temperature": -1},
-        "/v1/responses": {"input": FRANCE, "temperature": -1},
-        "/v1/messages": {"messages": USER, "max_tokens": 2, "top_p": 5},
-    }
-    streams = [(path, {"model": "slow", "stream": True, **body}) for path, body in bodies.items()]
+    streams = [(path, {"model": "slow", "stream": True, **body}) for path, body in OUT_OF_RANGE.items()]
 
     def stream(one: tuple[str, dict[str, Any]]) -> list[str]:
         with serving.http as http, http.stream("POST", one[0], json=one[1]) as response:

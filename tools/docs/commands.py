@@ -96,8 +96,8 @@ def exit_codes() -> str:
         (
             "1",
             "The command ran and says no: a gate or a comparison failed, a kernel is out of tolerance, a "
-            "program "
-            "failed while it ran, a limit is exceeded, a text is not valid AIR, or no model can run here.",
+            "program failed while it ran, a limit is exceeded, a text is not valid AIR, or no model can run "
+            "here.",
         ),
         (
             "2",

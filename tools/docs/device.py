@@ -90,11 +90,9 @@ def lowering_page() -> str:
     return page(
         "Operation forms",
         "A form is an operation with its element type, its number of lanes, and what else its lowering "
-        "depends "
-        "on. [What the compiler of the cores takes](../explanation/lowering.md) says how to read these "
-        "tables. "
-        "All evidence was read in files of mlir-air, mlir-aie and llvm-aie. None was measured by this "
-        "project.",
+        "depends on. [What the compiler of the cores takes](../explanation/lowering.md) says how to read "
+        "these tables. All evidence was read in files of mlir-air, mlir-aie and llvm-aie. None was measured "
+        "by this project.",
         section("On the cores", table(heading, _lowered(TABLE, cores, find_rule))),
         section("Around the cores", table(heading, _lowered(AIR_TABLE, around, find_air))),
         section(
@@ -179,9 +177,8 @@ def kernels_page() -> str:
     ]
     return page(
         "Kernels",
-        "`aerie kernels show NAME` prints a kernel's MLIR, and `aerie kernels check NAME` runs it "
-        "against its "
-        "reference.",
+        "`aerie kernels show NAME` prints a kernel's MLIR, and `aerie kernels check NAME` runs it against "
+        "its reference.",
         table(("kernel", "what it computes", "parameters"), rows),
         section("Devices", devices()),
     )

@@ -52,8 +52,7 @@ def models_page() -> str:
         section(
             "Entries of config.json that are refused",
             "An entry that is absent or null is no obstacle. With another value than these the model is "
-            "refused, "
-            "with the reason.",
+            "refused, with the reason.",
             table(("entry", "taken values", "reason"), facts),
         ),
     )

@@ -247,8 +247,7 @@ class ParallelOp(affine.ParallelOp):
         if len(counts) > 1 or len(self.operands) != expected:
             raise VerifyException(
                 f"affine.parallel has {len(self.operands)} operands for maps that take {expected}, or not "
-                "one "
-                "lower bound, upper bound and step per index"
+                "one lower bound, upper bound and step per index"
             )
         self._verify_reductions()
 

@@ -216,9 +216,8 @@ def _room(scope: ArrayConfiguration, free: dict[str, HerdOp], taken: dict[Cell, 
         columns, rows = herd_shape(herd)
         if columns <= grid[0] and rows <= grid[1] and len(scope.herds) > 1:
             message = (
-                f"no room for {columns} x {rows} cores next to the other herds on {grid[0]} x "
-                f"{grid[1]}; make "
-                "it or the others smaller, or give x_loc and y_loc to all"
+                f"no room for {columns} x {rows} cores next to the other herds on {grid[0]} x {grid[1]}; "
+                "make it or the others smaller, or give x_loc and y_loc to all"
             )
             yield Fault("placement", scope.report_name(name), message, PLACEMENT, herd)
 

@@ -143,9 +143,8 @@ def check_cascades(scope: ArrayConfiguration) -> Iterator[Finding]:
     if wrong is not None:
         put, get = wrong
         message = (
-            f"a cascade from core {put.core} to core {get.core}; it runs to the neighbour in the south "
-            "(y - 1) "
-            "or in the east (x + 1), so turn the order of the cores around"
+            f"a cascade from core {put.core} to core {get.core}; it runs to the neighbour in the south (y - "
+            "1) or in the east (x + 1), so turn the order of the cores around"
         )
         yield Fault("cascade", op_location(put.side.op), message, LOWER_CASCADES, put.side.op)
 

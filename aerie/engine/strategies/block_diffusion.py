@@ -59,9 +59,8 @@ class BlockDiffusionStrategy:
         self._start_block(len(request.tokens) // diffusion.block_size * diffusion.block_size)
         if not self._has_room():
             raise PromptError(
-                f"the prompt is {len(request.tokens)} tokens long, the block of {diffusion.block_size} "
-                "that is "
-                f"filled after it ends at position {self._start + diffusion.block_size}, and there are "
+                f"the prompt is {len(request.tokens)} tokens long, the block of {diffusion.block_size} that "
+                f"is filled after it ends at position {self._start + diffusion.block_size}, and there are "
                 f"{request.positions}; shorten the prompt"
             )
 

@@ -71,8 +71,7 @@ def unsupported_reason(name: str) -> str:
     description = f"an {kind}" if kind else "not one that Aerie knows"
     return (
         f"the NPU found, '{name}', is {description}, and programs are compiled for {REQUIRED_GENERATION} "
-        "(Strix, Strix Halo, "
-        "Krackan, Gorgon Point); they would load there and compute nothing"
+        "(Strix, Strix Halo, Krackan, Gorgon Point); they would load there and compute nothing"
     )
 
 

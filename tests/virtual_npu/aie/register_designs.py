@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.virtual_npu.aie.designs import transfer
 
 
-def _crossing(name: str, arbiter: int) -> str:
-    """Two packets that cross two switches the other way round, the second one by this arbiter."""
+def _crossing_switches(arbiter: int) -> str:
+    """The routes of two packets that cross two switches the other way round, the second by this arbiter."""
     ways = {
         1: "%a = aie.amsel<0>(0) %m = aie.masterset(East : 0, %a) "
         "aie.packet_rules(DMA : 0) { aie.rule(31, 1, %a) }",
@@ -19,15 +19,12 @@ def _crossing(name: str, arbiter: int) -> str:
         4: "%b = aie.amsel<0>(0) %n = aie.masterset(West : 1, %b) "
         "aie.packet_rules(DMA : 0) { aie.rule(31, 2, %b) }",
     }
-    switches = "\n".join(f"aie.switchbox(%t{column}) {{ {text} }}" for column, text in ways.items())
-    tiles = "\n".join(
-        f"""
-    %t{column} = aie.tile({column}, 3)
-    %b{column} = aie.buffer(%t{column}) {{sym_name = "b{column}"}} : memref<32xi32> = dense<{column}>"""
-        for column in ways
-    )
-    senders = "\n".join(
-        f"""
+    return "\n".join(f"aie.switchbox(%t{column}) {{ {text} }}" for column, text in ways.items())
+
+
+def _sender(column: int, packet: int) -> str:
+    """A core that sends its buffer as a packet."""
+    return f"""
     aie.mem(%t{column}) {{
       %0 = aie.dma_start(MM2S, 0, ^bd, ^end)
     ^bd:
@@ -36,7 +33,15 @@ def _crossing(name: str, arbiter: int) -> str:
     ^end:
       aie.end
     }}"""
-        for column, packet in ((1, 1), (4, 2))
+
+
+def _crossing(name: str, arbiter: int) -> str:
+    """Two packets that cross two switches the other way round, the second one by this arbiter."""
+    tiles = "\n".join(
+        f"""
+    %t{column} = aie.tile({column}, 3)
+    %b{column} = aie.buffer(%t{column}) {{sym_name = "b{column}"}} : memref<32xi32> = dense<{column}>"""
+        for column in (1, 2, 3, 4)
     )
     return f"""
   aie.device(npu2) @{name} {{
@@ -44,7 +49,8 @@ def _crossing(name: str, arbiter: int) -> str:
     %shim = aie.tile(3, 0)
     %memtile = aie.tile(3, 1)
     %below = aie.tile(3, 2)
-    {senders}
+    {_sender(1, packet=1)}
+    {_sender(4, packet=2)}
     %full = aie.lock(%t3, 0) {{init = 0 : i32, sym_name = "full"}}
     aie.mem(%t2) {{
       %0 = aie.dma_start(S2MM, 0, ^bd, ^end)
@@ -70,7 +76,7 @@ def _crossing(name: str, arbiter: int) -> str:
     ^end:
       aie.end
     }}
-    {switches}
+    {_crossing_switches(arbiter)}
     aie.switchbox(%below) {{ aie.connect<North : 1, South : 1> }}
     aie.switchbox(%memtile) {{ aie.connect<North : 1, South : 1> }}
     aie.switchbox(%shim) {{ aie.connect<North : 1, South : 2> }}
@@ -81,6 +87,30 @@ def _crossing(name: str, arbiter: int) -> str:
     }}
   }}
 """
+
+
+def _token_switches(arbiter: int) -> str:
+    """The routes of a packet by arbiter 5 of a shim, and of the shim's tokens by this arbiter."""
+    return f"""aie.switchbox(%memtile) {{
+      aie.connect<South : 3, DMA : 0>
+      %a = aie.amsel<0>(0)
+      %m = aie.masterset(South : 2, %a)
+      aie.packet_rules(DMA : 0) {{ aie.rule(31, 3, %a) }}
+    }}
+    aie.switchbox(%shim) {{
+      aie.connect<South : 3, North : 3>
+      %a = aie.amsel<5>(3)
+      %b = aie.amsel<{arbiter}>(2)
+      %m = aie.masterset(East : 0, %a)
+      %n = aie.masterset(South : 0, %b) {{keep_pkt_header = true}}
+      aie.packet_rules(North : 2) {{ aie.rule(31, 3, %a) }}
+      aie.packet_rules(TileControl : 0) {{ aie.rule(31, 15, %b) }}
+    }}
+    aie.switchbox(%next) {{
+      %a = aie.amsel<0>(0)
+      %m = aie.masterset(South : 2, %a)
+      aie.packet_rules(West : 0) {{ aie.rule(31, 3, %a) }}
+    }}"""
 
 
 def _tokens(name: str, arbiter: int) -> str:
@@ -113,26 +143,7 @@ def _tokens(name: str, arbiter: int) -> str:
     ^end:
       aie.end
     }}
-    aie.switchbox(%memtile) {{
-      aie.connect<South : 3, DMA : 0>
-      %a = aie.amsel<0>(0)
-      %m = aie.masterset(South : 2, %a)
-      aie.packet_rules(DMA : 0) {{ aie.rule(31, 3, %a) }}
-    }}
-    aie.switchbox(%shim) {{
-      aie.connect<South : 3, North : 3>
-      %a = aie.amsel<5>(3)
-      %b = aie.amsel<{arbiter}>(2)
-      %m = aie.masterset(East : 0, %a)
-      %n = aie.masterset(South : 0, %b) {{keep_pkt_header = true}}
-      aie.packet_rules(North : 2) {{ aie.rule(31, 3, %a) }}
-      aie.packet_rules(TileControl : 0) {{ aie.rule(31, 15, %b) }}
-    }}
-    aie.switchbox(%next) {{
-      %a = aie.amsel<0>(0)
-      %m = aie.masterset(South : 2, %a)
-      aie.packet_rules(West : 0) {{ aie.rule(31, 3, %a) }}
-    }}
+    {_token_switches(arbiter)}
     aie.shim_dma_allocation @{name}_in(%shim, MM2S, 0)
     aie.shim_dma_allocation @{name}_out(%next, S2MM, 0)
     aie.runtime_sequence @{name}(%a: memref<64xi32>, %b: memref<64xi32>) {{
