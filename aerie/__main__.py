@@ -147,7 +147,7 @@ def _help() -> str:
     rows += [f"  {each.name:14}  {each.summary}" for each in COMMANDS]
     rows += ["", "for who writes kernels and compilers:"]
     rows += [f"  {each.name:14}  {each.summary}" for each in TOOLS]
-    rows += ["", "`aerie help COMMAND` or `aerie COMMAND --help` tells what a command takes."]
+    rows += ["", "`aerie help COMMAND` or `aerie COMMAND --help` says what a command takes."]
     return "\n".join(rows)
 
 

@@ -25,8 +25,8 @@ class ChunkedLLM:
 
         llm = ChunkedLLM(model, folder="chunks")
         paris = llm.register("Paris is the capital of France. ")
-        asked = llm.register("What is the capital of France?")
-        print(llm.generate_from_chunks([paris, asked], mode="block", max_tokens=8))
+        question = llm.register("What is the capital of France?")
+        print(llm.generate_from_chunks([paris, question], mode="block", max_tokens=8))
 
     folder: where chunks are kept, so that a later process finds them; None: they last as long as this object.
     decode: the family that answers are decoded in: "rows", on the pool that batches have, or "guide", by

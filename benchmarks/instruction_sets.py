@@ -1,4 +1,4 @@
-"""The instruction sets that both sides can be limited to, how, and whether it took effect.
+"""The instruction sets that both sides can be limited to, how, and whether that has an effect.
 
 Ours by VNPU_MARCH. Theirs has three parts that choose instructions when a process starts: torch's own vectors
 (ATEN_CPU_CAPABILITY; aten/src/ATen/native/DispatchStub.cpp), oneDNN, which multiplies bf16 matrices

@@ -149,7 +149,7 @@ def machine_lines(machine: Mapping[str, Any]) -> list[str]:
     return [
         f"{machine['cpu']}: {cpus.replace('cpu', 'CPU')}{hyper} on {cores}, {threads} used; "
         f"has {has or 'no instruction set that is known'}",
-        f"caches: {caches or 'not told'}; memory: {_binary(memory) if memory else 'not told'}; "
+        f"caches: {caches or 'not known'}; memory: {_binary(memory) if memory else 'not known'}; "
         f"compiler: {machine['compiler']}",
     ]
 

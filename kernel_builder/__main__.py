@@ -146,7 +146,7 @@ def _misfits(spec: KernelSpec, case: Parameters) -> list[str]:
     words = " ".join(f"--{name}={value}" for name, value in case.items())
     return [
         f"error: {spec.name} {_parameters_text(case)}: cannot be built for {NPU2.name}: {faults[0]}{more}; "
-        f"`aerie kernels preflight {spec.name} {words}` tells all"
+        f"`aerie kernels preflight {spec.name} {words}` shows all"
     ]
 
 

@@ -365,7 +365,7 @@ class Kernel(Regions):
 
 
 def remove_rounding_calls(module: ModuleOp) -> ModuleOp:
-    """A copy whose cores nobody tells how to round: as upstream's own, or ours if the call had no effect."""
+    """A copy whose cores set no rounding mode: like upstream's own, or ours if the call had no effect."""
     copy = module.clone()
     for op in [op for op in copy.walk() if _sets_rounding(op)]:
         Rewriter.erase_op(op)

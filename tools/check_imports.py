@@ -1,7 +1,7 @@
 """`python tools/check_imports.py`: import-linter over the contracts of pyproject.toml.
 
 import-linter reads a package from one folder, and five rooms of `aerie` lie beside it (aerie/rooms.py); so
-this tells it where each of them is.
+this gives it the folder of each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python tools/make_variables.py TARGET ...`: tells of variables that make was given and nobody reads.
+"""`python tools/make_variables.py TARGET ...`: warns of variables that make was given and nobody reads.
 
 CHECKED in the environment has the names of what was given. make takes any name: `make run prompt=hi` would
 answer the default question, and say nothing; so would `make serve SEED=1`, as a server has no seed.

@@ -115,10 +115,10 @@ def check_writable(project: Path) -> None:
 
 def requirements(project: Path, kind: str) -> tuple[list[str], list[str]]:
     """What pyproject.toml asks for, with what builds Aerie itself; and what of it is PyTorch."""
-    asked = tomllib.loads((project / "pyproject.toml").read_text())
-    wanted = [*asked["build-system"]["requires"], *asked["project"]["dependencies"]]
+    declared = tomllib.loads((project / "pyproject.toml").read_text())
+    wanted = [*declared["build-system"]["requires"], *declared["project"]["dependencies"]]
     if kind != "run":
-        wanted += asked["project"]["optional-dependencies"][kind]
+        wanted += declared["project"]["optional-dependencies"][kind]
     torch = [requirement for requirement in wanted if requirement.startswith("torch")]
     return [requirement for requirement in wanted if requirement not in torch], torch
 
@@ -224,12 +224,12 @@ def install_torch(project: Path, uv: str | None, torch: Sequence[str]) -> None:
 def would_fetch_cuda(project: Path, torch: Sequence[str]) -> bool:
     """Whether pip would take a build of PyTorch that brings CUDA along; it looks, and fetches nothing."""
     command = [*PIP, "install", *HOW, "--quiet", "--dry-run", "--report", "-", *torch]
-    asked = subprocess.run(
+    planned = subprocess.run(
         command, cwd=project, env=environment(), capture_output=True, text=True, check=False
     )
-    if asked.returncode:
+    if planned.returncode:
         return False  # then the installation itself says why
-    names = [entry["metadata"]["name"] for entry in json.loads(asked.stdout)["install"]]
+    names = [entry["metadata"]["name"] for entry in json.loads(planned.stdout)["install"]]
     return any(name.startswith("nvidia") for name in names)
 
 

@@ -53,9 +53,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
 class Compiler:
     """A C++ compiler and its flags.
 
-    command: the words that start it; empty for one that is not there any more and made what is kept. flags:
-    what it is given; but those for a CPU that is newer than itself. made_by: what the one that is not there
-    said of itself.
+    command: the words that start it; empty for a compiler that is gone, whose programs are still in the
+    store. flags: its arguments, without those for a CPU that is newer than it. made_by: the version text of a
+    compiler that is gone.
     """
 
     command: tuple[str, ...]

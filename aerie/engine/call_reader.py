@@ -129,7 +129,7 @@ class ToolCallParser:
             return
         sure = len(self._pending) - self._trigger_length()
         text = self._pending[:sure]
-        if text.strip() or not self._is_first:  # blanks before a call are told to nobody
+        if text.strip() or not self._is_first:  # blanks before a call are left out
             self._pending, self._is_first = self._pending[sure:], False
             yield text
 

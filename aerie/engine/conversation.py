@@ -24,11 +24,11 @@ class Conversation:
     system: str | None = None
     turns: tuple[Turn, ...] = ()
 
-    def messages(self, *asked: str) -> list[Message]:
-        """All messages for a chat template, then `asked`, the user's next ones."""
+    def messages(self, *questions: str) -> list[Message]:
+        """All messages for a chat template, then `questions`, the user's next ones."""
         first = [] if self.system is None else [_message("system", self.system)]
         turns = [_message(role, text) for turn in self.turns for role, text in zip(ROLES, turn, strict=True)]
-        return [*first, *turns, *(_message("user", text) for text in asked)]
+        return [*first, *turns, *(_message("user", text) for text in questions)]
 
 
 def _message(role: str, content: str) -> Message:

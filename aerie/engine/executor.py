@@ -1,6 +1,6 @@
 """The executor: one forward pass for the tokens of an engine step, of one sequence or of several.
 
-Matrix products do not depend on which sequence a row belongs to, and the mask tells attention. So a row has
+Matrix products do not depend on which sequence a row belongs to, and attention follows the mask. So a row has
 the same bits as if its sequence were alone (gathered_cache.py). Two kinds of tokens do not share a pass. In
 the decode path `guide` a decoded token goes by GEMVs, with attention on the host over the sequence's pages. A
 prompt of the six programs runs alone, because these programs read no KV cache.

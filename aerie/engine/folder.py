@@ -73,7 +73,7 @@ OTHERS = (
     ),
     (("*.safetensors",), "if it is the whole model, rename it to model.safetensors"),
 )
-"""Files of weights that are not read, by name, with what to do; the first kind that is there is told."""
+"""Files of weights that are not read, by name, with what to do. Errors name the first that is there."""
 MOST_NAMED = 3
 
 OF_EMBEDDINGS = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")

@@ -21,7 +21,7 @@ TOKEN: Final = re.compile(
       | (?P<text>"(?:[^"\\\n]|\\.)*"i?(?:\s*\.\.\s*"(?:[^"\\\n]|\\.)*")?)
       | (?P<regex>/(?:[^/\\\n]|\\.)+/[imslux]*)
       | (?P<nested>%(?:json|regex|lark)\s*(?=\{))
-      | (?P<told>%\w+[^\n]*)
+      | (?P<directive>%\w+[^\n]*)
       | (?P<special><[^>\n]*>)
       | (?P<name>@?[a-zA-Z_]\w*(?:::\w+(?:\([^)\n]*\))?)?)
       | (?P<count>\{\s*(?P<least>\d*)\s*(?:,\s*\d*\s*)?\}|~\s*(?P<from>\d+)(?:\s*\.\.\s*\d+)?)
@@ -135,7 +135,7 @@ class _Reader:
             elif kind == "count" or text in ("*", "+", "?"):
                 if text in ("*", "?") or _least(text) == 0:
                     alternative[-1:] = [ENDS]
-            elif kind not in ("told", "blank"):
+            elif kind not in ("directive", "blank"):
                 alternative.append(self._part(kind, text))
         return _Group((*alternatives, tuple(alternative)))
 

@@ -5,8 +5,8 @@
 The key is a hash of the weights, of what was asked of them, and of the code that packs them. A file begins
 with a JSON header, its length before it; then come the blocks of each tensor, at multiples of PAGE, and at
 the end a sha256 of the header and of a sum of each PIECE of the blocks. (A sha256 of all bytes would take
-longer than the rest of a start.) A file appears at once, complete. One that is damaged is told and packed
-anew. What was not used for a month is removed, and the least recently used files beyond LARGEST_BYTES.
+longer than the rest of a start.) A file appears at once, complete. A damaged one is noted and written anew.
+Files that were not used for a month are removed, and the least recently used ones beyond LARGEST_BYTES.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def prepare_weights(
 ) -> None:
     """Have the quantised weights of a checkpoint called `name` packed, in a file of `folder` that is mapped.
 
-    What is computed with scales is checked first. A file that cannot be written is told, and then weights
-    are packed as they are wanted. Raises WeightsError, and what `fingerprint` raises.
+    What is computed with scales is checked first. If the file cannot be written, a note says so, and
+    weights are packed when they are needed. Raises WeightsError, and what `fingerprint` raises.
     """
     tensors = weights.quantised
     if not tensors:

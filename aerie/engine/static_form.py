@@ -1,8 +1,8 @@
 """The static form of a step of block diffusion: one computation of fixed shapes, all choices in its inputs.
 
 A runtime that knows neither growing caches nor branches can run it. A cache of `max_len` positions goes in
-and comes out; which of them the block sees, and whether its keys and values are written, is said by three
-masks that the host makes. Shapes and masks are those of `forward_export` of DiffuLex Edge:
+and comes out. Three masks that the host makes say which of them the block sees, and whether its keys and
+values are written. Shapes and masks are those of `forward_export` of DiffuLex Edge:
 
     kv_cache        [layers, 2, batch, kv_heads, max_len, head_dim]     keys at 0, values at 1
     attention_mask  [layers, batch, 1, block, max_len + block]          0 where it is seen, -10000 where not

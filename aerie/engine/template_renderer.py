@@ -27,7 +27,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 class GenerationBlocks(Extension):
-    """{% generation %}, by which transformers finds what an assistant said: its content, in a scope of its
+    """{% generation %}, by which transformers finds an assistant's text: its content, in a scope of its
     own."""
 
     tags = {"generation"}  # noqa: RUF012

@@ -178,9 +178,9 @@ class Tokenizer:
         continues: bool = False,
         most: int | None = None,
     ) -> list[int]:
-        """Ids of a conversation in the checkpoint's template, up to where the assistant answers, who is told
-        of tools. arguments: further values for the template, which go before `template_arguments`. continues:
-        the answer goes on with the last message, which is the assistant's.
+        """Ids of a conversation in the checkpoint's template, up to where the assistant answers. tools: those
+        that the template describes. arguments: further values for the template, which go before
+        `template_arguments`. continues: the answer goes on with the last message, which is the assistant's.
 
         The control tokens are those that the template writes; one that a message, a tool or an argument
         spells out is text. Without a template the messages' texts are continued (`without_template`). Raises
@@ -199,7 +199,7 @@ class Tokenizer:
         # The template writes the special tokens itself.
         ids = encode_text_ids(self._backend, text, special=False)
         try:
-            spelled = any(self._control.find(said) for said in _texts(given))
+            spelled = any(self._control.find(text) for text in _texts(given))
             hidden: Given = _changed(given, self._control.mask_text) if spelled else given
         except RecursionError:
             raise PromptError(
@@ -266,7 +266,7 @@ class Tokenizer:
         self, before: Sequence[int] = (), shown: Collection[int] = ()
     ) -> IncrementalDetokenizer:
         """For the text of one answer, token by token. before: the tokens that it follows. shown: special
-        tokens that are told as they are spelled."""
+        tokens that are shown as text."""
         return IncrementalDetokenizer(self._detokenizer, before, shown)
 
 
@@ -362,6 +362,6 @@ def check_text(text: str, what: str) -> None:
 
 
 def note_missing_template(tokenizer: Tokenizer, note: Callable[[str], None]) -> None:
-    """What is said, wherever messages are encoded, of a checkpoint that has no chat template for them."""
+    """Note that the checkpoint has no chat template, if so. Call it wherever messages are encoded."""
     if not tokenizer.has_chat_template:
         note("note: this checkpoint has no chat template; what you write is continued as plain text")

@@ -85,7 +85,7 @@ REQUIRED_ENTRIES = (
     RequiredEntry(
         ("kv_lora_rank", "q_lora_rank"), (0,), "latent attention keeps no keys and values of heads"
     ),
-    RequiredEntry(("alibi", "use_alibi"), (False,), "positions are told by RoPE alone"),
+    RequiredEntry(("alibi", "use_alibi"), (False,), "positions come from RoPE alone"),
     RequiredEntry(
         ("parallel_attn", "use_parallel_residual"),
         (False,),

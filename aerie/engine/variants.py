@@ -63,7 +63,7 @@ def _group(group: str) -> list[Variant]:
         raise UserError(f"VARIANTS: '{group}' is not rows, an x and contexts; {_how_to_write()}")
     rows, contexts = ([int(number) for number in numbers.split(",")] for numbers in match.groups())
     try:
-        # A number that there are no programs for is told, also where no pair would be made of it.
+        # A number that there are no programs for is refused, also where no pair would be made of it.
         legal = [Variant(n, CONTEXTS[-1]).rows for n in rows], [Variant(1, m).context for m in contexts]
     except UnsupportedShapeError as error:
         raise UserError(f"VARIANTS: '{group}': {error}") from None

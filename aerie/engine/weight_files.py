@@ -1,9 +1,9 @@
 """Which files hold a checkpoint's tensors, and where in them.
 
 As transformers reads them: model.safetensors where it is there; else every file that the index names, with
-all that is in it, whatever the index says of single tensors. What the files leave open is told, or refused.
-The index names files of the folder itself: a name that leads out of it is refused. Links are followed, since
-the cache of Hugging Face is made of them.
+all that is in it, whatever the index says of single tensors. Where the files leave open which is meant, a
+note says what was read, or the checkpoint is refused. The index names files of the folder itself: a name that
+leads out of it is refused. Links are followed, since the cache of Hugging Face is made of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LARGEST_HEADER = 16 << 20
 class WeightFiles:
     """What a checkpoint holds: tensors by transformers' names. notes: which files count, where that might be
     doubted. config: what says which shapes they must have. may_be_transposed: whether matrices may lie (in,
-    out). is_quantised: whether they may be quantised, so that their sizes are told."""
+    out). is_quantised: whether they may be quantised, so that notes give their sizes."""
 
     folder: Path
     tensors: Mapping[str, Tensor]

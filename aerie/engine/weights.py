@@ -2,8 +2,8 @@
 
 Shapes are checked against the config before anything is read, so a wrong checkpoint is refused at once. Where
 fused tensors lie in the files (queries, keys and values in one; gate and up in one) their parts are found in
-them. A checkpoint whose matrices all lie transposed, (in, out), is told by their shapes. One that was saved
-without its head has no `model.` before its names.
+them. A checkpoint whose matrices are all transposed, (in, out), is recognised by their shapes. One that was
+saved without its head has no `model.` before its names.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def stored_shapes(config: ModelConfig) -> Shapes:
 
 
 class Weights:
-    """A checkpoint's tensors, read when they are asked for. `rounding` tells what was lost so far where they
+    """A checkpoint's tensors, read when they are asked for. `rounding` says what was lost so far where they
     are not in bf16, `notes` which files count where that might be doubted."""
 
     def __init__(self, folder: Path, config: ModelConfig, kind: str = "auto") -> None:

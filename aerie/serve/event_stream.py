@@ -159,7 +159,7 @@ async def _events(
                 yield events
         if events := b"".join(writer.final_events(outputs.finished)):
             yield events
-    except Exception:  # the status was sent long before: the stream ends with what tells of it
+    except Exception:  # the status was sent long before: the stream ends with the error
         LOG.exception("a stream failed")
         yield writer.error_event(internal_error())
 

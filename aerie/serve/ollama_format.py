@@ -150,7 +150,7 @@ def tagged(name: str) -> str:
 
 def listed_model(service: ModelService) -> dict[str, Any]:
     """A model in /api/tags. size: its estimated memory in bytes, 0 before it is loaded. digest: of its name,
-    so that it tells the models of one server apart, and says nothing of their weights."""
+    so that it distinguishes the models of one server, and says nothing of their weights."""
     name = tagged(service.name)
     return {
         "name": name,

@@ -174,8 +174,10 @@ class EntryCall:
         threads = 1 if as_notes else options.threads or knobs.thread_count()
         seed, garbage = options.seed, options.garbage
         stall = int((options.time_limit or 0) * 1e9)
-        asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python, stall, options.traced)
-        self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
+        options_struct = _RunOptions(
+            threads, wanted, seed, as_notes, events, garbage, python, stall, options.traced
+        )
+        self._objects = (ctypes.c_void_p * len(pointers))(*pointers), options_struct, self._report
         self._passed = tuple(map(ctypes.byref, self._objects))
 
     def __call__(self) -> RunResult:

@@ -76,8 +76,8 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 AIE_TIME_LIMIT = 5.0
-"""Seconds that a core may compute while nothing else goes on, where nothing else is said: cores of a device
-need not end."""
+"""Default limit of the seconds that a core may compute while nothing else goes on: cores of a device need not
+end."""
 
 
 @dataclass(frozen=True)

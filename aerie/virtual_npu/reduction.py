@@ -39,8 +39,8 @@ from aerie.virtual_npu.errors import ERROR_KINDS
 _NAMED = re.compile(r"\bline \d+: ([a-z_0-9]+\.[\w.]+(?: @\w+)?)")
 _FOUND = re.compile(r"arg\d+(?:\[[\d, ]*\])? is \S+")
 _VARYING = re.compile(r"\d+|(?<=[%@])[\w.$-]+|(?<=_)_\d+")
-_SAID_BY_KIND = frozenset((*ERROR_KINDS[1:], "schedule", "garbage", "expect"))
-"""The kinds of failure that need no text to be told from others."""
+_DISTINCT_KINDS = frozenset((*ERROR_KINDS[1:], "schedule", "garbage", "expect"))
+"""The kinds of failure that need no text to be distinguished from others."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Failure:
             return False
         if self.kind == "expect":
             return _FOUND.findall(self.message)[:1] == _FOUND.findall(other.message)[:1]
-        return self.kind in _SAID_BY_KIND or self._gist == other._gist
+        return self.kind in _DISTINCT_KINDS or self._gist == other._gist
 
     @property
     def _operations(self) -> set[str]:
@@ -88,7 +88,7 @@ class Reduction:
     """
 
     def __init__(self, text: str, test: Test, max_tries: int, notice: Notice = lambda _text, _tries: None):
-        """test: whether a text fails in the way looked for. notice: told after each of them."""
+        """test: whether a text fails in the way looked for. notice: called after each try."""
         self.best, self.tries = text, 0
         self._test, self._max_tries, self._notice = test, max_tries, notice
         self._seen = {text}

@@ -316,7 +316,7 @@ def test_a_set_alone_and_not_judged():
     assert row(text, "decode at 128: theirs/ours")[-1] == "4.00"
 
 
-def test_what_is_missed_is_told_by_set():
+def test_what_is_missed_is_reported_by_set():
     lines = list(missed_targets({"AVX2": whole(), "AVX-512": whole(judged=False)}))
     assert "AVX2: flash_share 0.40, wanted >= 0.5" in lines
     assert "AVX2: compile_s 100.00, wanted <= 90" in lines
@@ -347,7 +347,7 @@ def test_lines_on_a_machine_of_which_little_is_known():
     little = {"cpus": 1, "cores": 1, "threads": 1, "instruction_sets": [], "cache_bytes": {}}
     assert machine_lines({**MACHINE, **little, "memory_bytes": None}) == [
         "A CPU: 1 CPU on 1 core, 1 thread used; has no instruction set that is known",
-        "caches: not told; memory: not told; compiler: g++ 12",
+        "caches: not known; memory: not known; compiler: g++ 12",
     ]
 
 

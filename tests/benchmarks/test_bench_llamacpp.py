@@ -47,7 +47,7 @@ def test_both_parts_are_measured_with_the_same_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "said"),
+    ("body", "code", "output"),
     [
         ("sys.exit('no such architecture')", 1, "no such architecture"),
         ("print('[]')", 0, "[]"),
@@ -55,12 +55,12 @@ def test_both_parts_are_measured_with_the_same_threads(tmp_path: Path) -> None:
         ("pass", 0, "nothing"),
     ],
 )
-def test_a_program_that_fails(tmp_path: Path, body: str, code: int, said: str) -> None:
+def test_a_program_that_fails(tmp_path: Path, body: str, code: int, output: str) -> None:
     program = write_llama_bench(tmp_path, body)
     with pytest.raises(UserError) as raised:
         run_llama_bench(program, tmp_path / "a.gguf", 1, 8, Rates())
     where = f"{program} failed on {tmp_path / 'a.gguf'}"
-    assert str(raised.value) == f"{where} with exit code {code}; it said: {said}"
+    assert str(raised.value) == f"{where} with exit code {code}; it said: {output}"
 
 
 def test_without_the_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

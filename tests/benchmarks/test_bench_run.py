@@ -311,7 +311,7 @@ def test_torch_is_missed_before_anything_is_done(monkeypatch, capsys):
     )
 
 
-def test_knobs_are_told_and_folders_are_not(monkeypatch):
+def test_knobs_are_recorded_and_folders_are_not(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("VNPU_", "AERIE_"))]:
         monkeypatch.delenv(name)
     assert comparison.environment_overrides() == {}

@@ -180,7 +180,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert finding.actual.startswith("demo, 6 layers, ")
 
 
-def test_a_gguf_file_is_told_with_the_types_of_its_tensors(tmp_path: Path) -> None:
+def test_a_gguf_file_is_listed_with_the_types_of_its_tensors(tmp_path: Path) -> None:
     free(tmp_path, 8 << 20)
     path = gguf_files.write(tmp_path / "demo.gguf", gguf_files.Source(DEMO_FOLDER))
     finding = basics.checkpoint(replace(machine(tmp_path), model=str(path)))

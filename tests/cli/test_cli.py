@@ -304,7 +304,7 @@ def test_values_for_the_chat_template(run, damaged, checkpoints):
         assert message in err
 
 
-def test_thinking_is_turned_on_and_off_and_told_apart(run, damaged, checkpoints):
+def test_thinking_is_turned_on_and_off_and_kept_apart(run, damaged, checkpoints):
     (damaged / "chat_template.jinja").unlink(missing_ok=True)
     template = "a{% if enable_thinking is true %}<think>{% elif enable_thinking is false %}!{% endif %}"
     checkpoints.edit_json(damaged / "tokenizer_config.json", chat_template=template)

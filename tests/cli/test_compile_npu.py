@@ -45,7 +45,7 @@ def test_all_programs_are_compiled_once(compile_npu, tools, tmp_path, flags):
     assert len(tools.calls("aircc")) == 6
 
 
-def test_a_failure_is_told_with_its_cause_and_log(compile_npu, tools):
+def test_a_failure_is_reported_with_its_cause_and_log(compile_npu, tools):
     tools.behave("aiecc", say="npu.o_ffn.mlir:3:1: error: Unable to find a legal routing", exit=1)
     code, output = compile_npu()
     assert code != 0

@@ -41,7 +41,7 @@ def hub(monkeypatch, tmp_path):
     return state
 
 
-def test_a_file_is_fetched_once_and_its_size_told_before(hub, tmp_path, capsys):
+def test_a_file_is_fetched_once_and_its_size_printed_before(hub, tmp_path, capsys):
     hub.files["owner/A-GGUF/A-Q4_0.gguf"] = 3 << 30
     path = find_checkpoint("hf:owner/A-GGUF:A-Q4_0.gguf")
     assert path == tmp_path / "owner--A-GGUF" / "A-Q4_0.gguf"

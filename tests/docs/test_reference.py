@@ -193,7 +193,7 @@ def test_versions_in_the_text_are_the_wanted_ones() -> None:
     assert f"From Linux {versions.KERNEL_WITH_DRIVER.version} on" in text
 
 
-def test_nothing_is_said_to_have_run_on_hardware() -> None:
+def test_no_page_claims_that_it_ran_on_hardware() -> None:
     """Until somebody has: then the row says what, where and when, and this test goes."""
     heading = ("part", "ran on the virtual NPU", "went through upstream's compilers", "otherwise checked")
     rows = table(DOCS / "explanation" / "board.md", *heading, "ran on hardware")

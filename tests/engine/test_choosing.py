@@ -56,7 +56,7 @@ def test_what_each_rule_takes(rule, positions):
     assert found.tokens == (3,) * len(positions)
 
 
-def test_what_is_told_of_a_choice():
+def test_the_text_of_an_unmasking_rule():
     found = chosen(rows(0.8, 0.5), UnmaskingRule(steps=1))
     shares = np.array([[0.8, *[0.2 / 7] * 7], [0.5, *[0.5 / 7] * 7]])
     np.testing.assert_allclose(found.confidences, [0.8, 0.5], rtol=1e-6)

@@ -172,13 +172,13 @@ def one_too_early(patch: pytest.MonkeyPatch) -> None:
     """Chunks but the first stand one token before their place."""
     own = ChunkRegistry.insert
 
-    def lay(self: Any, chunk: Any, sequence: Any, first: int, end: int) -> None:
+    def insert(self: Any, chunk: Any, sequence: Any, first: int, end: int) -> None:
         tables = tuple(np.roll(table, 1 if first else 0, axis=0) for table in self._rope.tables)
         patch.setattr(self, "_rope", replace(self._rope, tables=tables))
         own(self, chunk, sequence, first, end)
         self._rope = ROPE[0]
 
-    patch.setattr(ChunkRegistry, "insert", lay)
+    patch.setattr(ChunkRegistry, "insert", insert)
 
 
 def links_are_laid(patch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ ROPE: list[Any] = []
 @pytest.mark.parametrize(
     "fault", [wrong_sign, where_it_was_read, not_turned, one_too_early, links_are_laid, last_chunk_laid_short]
 )
-def test_the_gate_finds_what_is_laid_wrongly(
+def test_the_gate_finds_chunks_inserted_wrongly(
     one: tuple[Session, Reference], fault: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, reference = one
@@ -380,7 +380,7 @@ def test_an_evicted_chunk_is_forgotten_and_answers_under_way_go_on(session: Sess
     assert [info.reads for info in registry.chunks()] == [1], "what the pool had of it is found no more"
 
 
-def test_torn_files_are_told_and_made_anew(one: tuple[Session, Reference], tmp_path: Path) -> None:
+def test_torn_files_are_reported_and_made_anew(one: tuple[Session, Reference], tmp_path: Path) -> None:
     _, registry = registry_on(one[0], 40, tmp_path)
     names = [registry.register(text) for text in TEXTS]
     (folder,) = tmp_path.iterdir()

@@ -120,7 +120,7 @@ def test_places_that_there_are_not_are_refused(rank: int, ranks: int) -> None:
         between_processes("127.0.0.1:1", rank, ranks)
 
 
-def test_without_torch_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(UserError, match=r"torch is not installed: run pip install torch"):
         between_processes("127.0.0.1:1", 0, 2)

@@ -205,7 +205,7 @@ def test_the_child_ends_by_a_signal(child):
     assert process.stderr.read() == ""
 
 
-def test_the_child_tells_why_it_failed(child):
+def test_the_child_reports_why_it_failed(child):
     process = child("child.compiled = lambda request, backend: 1 / 0")
     assert process.wait(60) == 1
     assert process.stderr.read() == "division by zero\n"
@@ -341,7 +341,7 @@ def test_a_sequence_near_the_end_of_its_context_asks_for_the_next_one(asked_of):
 
 
 class Way:
-    """In place of CompileAhead: what it was told."""
+    """In place of CompileAhead: it records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, list[str]]] = []

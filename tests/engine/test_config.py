@@ -272,7 +272,7 @@ def test_a_fact_that_makes_another_model_is_refused_by_its_name(load, fact, want
 
 
 @pytest.mark.parametrize(
-    ("name", "part", "told"),
+    ("name", "part", "hint"),
     [
         (
             "LlavaForConditionalGeneration",
@@ -295,11 +295,11 @@ def test_a_fact_that_makes_another_model_is_refused_by_its_name(load, fact, want
         ("BertModel", {}, "it makes vectors of texts, and no answers"),
     ],
 )
-def test_what_to_take_in_place_of_a_model_that_reads_images(load, name, part, told):
+def test_what_to_take_in_place_of_a_model_that_reads_images(load, name, part, hint):
     with pytest.raises(ConfigError) as caught:
         load(architectures=[name], model_type="other", **part)
-    assert told in str(caught.value)
-    assert ("its text part is" in str(caught.value)) is told.startswith("of the kind")
+    assert hint in str(caught.value)
+    assert ("its text part is" in str(caught.value)) is hint.startswith("of the kind")
 
 
 def test_facts_that_say_what_llama_does_are_no_obstacle(load):

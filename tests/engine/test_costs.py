@@ -25,7 +25,7 @@ class Called(NamedTuple):
 def measured(
     seconds: dict[int, float], calls: int = TIMED_CALLS, weights: int = MIN_LAYER_ELEMENTS
 ) -> CallCosts:
-    """Costs that saw so many calls of each program of these rows, the shortest of them of so many seconds."""
+    """Costs after so many calls of each program of these rows, of which the shortest had so many seconds."""
     found = CallCosts(weights)
     for rows, least in seconds.items():
         for kind in TIMED_KINDS:

@@ -23,7 +23,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("name", DECODE_PATHS)
-def test_what_a_family_cannot_do_is_told_with_the_reason(name: str) -> None:
+def test_what_a_family_cannot_do_is_reported_with_the_reason(name: str) -> None:
     path = decode_path_for(BLOCKS[name])
     assert path.name == name
     assert path.unsupported.keys() <= FEATURES.keys()

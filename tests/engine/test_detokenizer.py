@@ -118,7 +118,7 @@ def assert_a_stream_goes_on(detokenizer, tokens, at, text):
 
 
 @pytest.mark.parametrize("kind", ["byte level", "llama 2"])
-def test_what_can_be_no_character_any_more_is_told_at_once(kind):
+def test_what_can_be_no_character_any_more_is_sent_at_once(kind):
     detokenizer = Detokenizer(KINDS[kind]())
     (lead,) = (token for token in range(600) if detokenizer.own_bytes(token) == b"\xc3")
     stream = IncrementalDetokenizer(detokenizer)
@@ -143,7 +143,7 @@ def test_a_word_keeps_its_blank_after_a_prompt():
     ]
 
 
-def test_a_character_begun_in_the_prompt_is_told_whole(detokenizer):
+def test_a_character_begun_in_the_prompt_is_sent_whole(detokenizer):
     begun = spelled_in_bytes(detokenizer, "😀")
     if begun:
         stream = IncrementalDetokenizer(detokenizer, before=begun[:2])

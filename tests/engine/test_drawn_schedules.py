@@ -38,7 +38,7 @@ ANSWERS = 9
 RULES = ("sequential", "low_confidence_static", "low_confidence_dynamic", "entropy_bounded")
 
 
-class Asked(NamedTuple):
+class DrawnRequest(NamedTuple):
     """One answer of a schedule: when it comes, and after how many tokens it is cancelled (0: never)."""
 
     prompt: list[int]
@@ -68,7 +68,7 @@ def drawn_manner(random: np.random.Generator, drafts: Sequence[Any]) -> DecodeCo
     return DecodeConfig(rule=rule, steps=steps, threshold=threshold, entropy=entropy)
 
 
-def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int]) -> list[Asked]:
+def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int]) -> list[DrawnRequest]:
     """A schedule. Prompts repeat themselves, so that lookup can guess; most answers do not end by
     the model's own tokens."""
     stem = random.integers(20, 1400, 90).tolist()
@@ -84,7 +84,7 @@ def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int
             "logit_bias": dict.fromkeys(ends, float(random.choice([0.0, -100.0, -100.0]))),
         }
         made.append(
-            Asked(
+            DrawnRequest(
                 prompt=[*stem[: int(random.choice([0, 0, 64, 70, 90]))], *own],
                 count=int(random.integers(1, 70)),
                 settings=settings,
@@ -97,10 +97,10 @@ def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int
     return sorted(made, key=lambda one: one.comes)
 
 
-def ask(scheduler: Scheduler, asked: Asked) -> Request:
-    sampler = Sampler(**asked.settings)
-    maker = asked.decode_config.strategy_factory(scheduler.model.config, sampler)
-    return scheduler.add_request(asked.prompt, asked.count, sampler, asked.priority, maker)
+def ask(scheduler: Scheduler, each: DrawnRequest) -> Request:
+    sampler = Sampler(**each.settings)
+    maker = each.decode_config.strategy_factory(scheduler.model.config, sampler)
+    return scheduler.add_request(each.prompt, each.count, sampler, each.priority, maker)
 
 
 def made_of(request: Request) -> Made:
@@ -110,17 +110,19 @@ def made_of(request: Request) -> Made:
     return Made(list(request.token_ids), request.finish_reason, filled)
 
 
-def alone(session: Session, asked: Asked) -> Made:
-    request = ask(scheduler_of(session, 8, 0), asked)
+def alone(session: Session, each: DrawnRequest) -> Made:
+    request = ask(scheduler_of(session, 8, 0), each)
     assert list(request) == request.token_ids
     return made_of(request)
 
 
-def is_cancelled(asked: Asked, request: Request, step: int) -> bool:
-    return bool(asked.cancelled) and len(request.token_ids) >= asked.cancelled
+def is_cancelled(each: DrawnRequest, request: Request, step: int) -> bool:
+    return bool(each.cancelled) and len(request.token_ids) >= each.cancelled
 
 
-def together(session: Session, schedule: Sequence[Asked], pages: int, spare: int) -> tuple[list[Made], int]:
+def together(
+    session: Session, schedule: Sequence[DrawnRequest], pages: int, spare: int
+) -> tuple[list[Made], int]:
     """What comes of each, and how often one gave way."""
     scheduler = scheduler_of(session, pages, spare)
     requests = run(
@@ -140,17 +142,17 @@ def check(session: Session, drafts: Sequence[Any]) -> None:
     while number < SCHEDULES or (not (preempted and cancelled) and number < 2 * SCHEDULES):
         number += 1
         schedule = drawn(random, drafts, session.model.config.eos_token_ids)
-        wanted = [alone(session, asked) for asked in schedule]
+        wanted = [alone(session, each) for each in schedule]
         found, times = together(session, schedule, int(random.integers(4, 6)), int(random.choice([0, 3])))
         preempted += times
-        for asked, whole, made in zip(schedule, wanted, found, strict=True):
+        for each, whole, made in zip(schedule, wanted, found, strict=True):
             if made.reason is FinishReason.INTERRUPTED:
                 cancelled += 1
-                assert len(made.tokens) >= asked.cancelled
+                assert len(made.tokens) >= each.cancelled
                 assert made.tokens == whole.tokens[: len(made.tokens)]
                 assert made.filled == whole.filled[: len(made.filled)]
             else:
-                assert made == whole, asked
+                assert made == whole, each
     assert preempted
     assert cancelled
 

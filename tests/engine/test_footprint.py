@@ -154,7 +154,7 @@ def test_what_the_process_has_already_is_not_wanted_again(have):
         check_memory(LLAMA_3_2_1B, asked(2048))
 
 
-def test_too_little_memory_is_told_with_what_to_reduce(have):
+def test_too_little_memory_is_reported_with_what_to_reduce(have):
     have(2800 * MIB)
     with pytest.raises(TooLittleMemoryError) as refused:
         check_memory(LLAMA_3_2_1B, asked(8192))
@@ -171,7 +171,7 @@ def test_too_little_memory_is_told_with_what_to_reduce(have):
     )
 
 
-def test_variants_that_do_not_fit_are_told_with_the_largest_set_that_does(have):
+def test_variants_that_do_not_fit_are_reported_with_the_largest_set_that_does(have):
     have(2950 * MIB)
     chosen = asked(variants="8,2048x2048,8192", prompt_tokens=100)
     with pytest.raises(TooLittleMemoryError) as refused:

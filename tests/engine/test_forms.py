@@ -321,7 +321,7 @@ UNHELD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("keyword", "note"), UNHELD, ids=[note for _, note in UNHELD])
-def test_a_keyword_that_is_not_held_is_told_or_refused(
+def test_a_keyword_that_is_not_held_is_reported_or_refused(
     reading: _Compiler, keyword: dict[str, Any], note: str
 ) -> None:
     schema = json.dumps({"type": "object", "properties": {"a": keyword}, "required": ["a"]})

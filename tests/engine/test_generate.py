@@ -44,7 +44,7 @@ def test_stop_at_any_end_token(model):
         assert generation.finish_reason is FinishReason.STOP
 
 
-def test_stop_is_said_even_on_the_last_token(model):
+def test_stop_is_the_reason_even_on_the_last_token(model):
     last = list(generate_alone(model, PROMPT, 3, Sampler()))[-1]
     generation = generate_alone(with_config(model, eos_token_ids=(last,)), PROMPT, 3, Sampler())
     list(generation)

@@ -213,16 +213,16 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_wrong_is_told_in_one_line(fault, tmp_path):
+def test_what_is_wrong_is_reported_in_one_line(fault, tmp_path):
     content, message = FAULTS[fault]
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
     with pytest.raises(GGUFError) as raised:
         read_container(path)
-    told = str(raised.value)
-    assert told.startswith(f"{path}: ")
-    assert message in told
-    assert "\n" not in told
+    text = str(raised.value)
+    assert text.startswith(f"{path}: ")
+    assert message in text
+    assert "\n" not in text
 
 
 def test_a_file_that_ends_early_is_refused_wherever_it_ends(written):

@@ -529,8 +529,8 @@ def test_a_file_with_bytes_of_others_is_refused_or_read(seed, llama, tmp_path):
     try:
         checkpoint = open_checkpoint(path)
     except CheckpointError as error:
-        told = str(error)
+        text = str(error)
     else:
-        told = str(checkpoint.weights.layer(0)["wq"].read().shape)
-    assert told
-    assert "\n" not in told
+        text = str(checkpoint.weights.layer(0)["wq"].read().shape)
+    assert text
+    assert "\n" not in text

@@ -124,7 +124,7 @@ def test_a_kv_that_is_forgotten_gives_its_pages_back(model: Model) -> None:
     assert pool.manager.free_count == free + 2
 
 
-def test_what_does_not_fit_together_is_told_and_changes_nothing(model: Model) -> None:
+def test_what_does_not_fit_together_is_reported_and_changes_nothing(model: Model) -> None:
     with model.new_kv() as one, model.new_kv() as two, load("demo", decode="rows", kv_pool=64) as another:
         model.infer_batch([5, 6, 7], [3], [0], [one])
         closed, foreign = model.new_kv(), another.new_kv()
@@ -201,7 +201,7 @@ def test_a_pool_that_is_full_queues_and_then_refuses(model: Model) -> None:
     assert result.token_ids
 
 
-def test_a_pool_that_cannot_be_is_told_when_the_model_is_loaded(monkeypatch: Any) -> None:
+def test_a_pool_that_cannot_be_is_reported_when_the_model_is_loaded(monkeypatch: Any) -> None:
     with pytest.raises(UserError, match="kv_pool is 63 positions, and a page has 64; give 64 or more"):
         load("demo", kv_pool=63)
     with pytest.raises(TooLittleMemoryError, match=r"KV pool 3576\.3 GiB.*: give a smaller kv_pool, "):

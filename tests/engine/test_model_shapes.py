@@ -104,9 +104,7 @@ def test_greedy_tokens_are_those_of_transformers(against, folder, model):
         ),
     ],
 )
-def test_a_model_that_does_not_fit_is_told_the_fact_and_models_that_do(
-    changes, words, make_checkpoint, tmp_path
-):
+def test_a_model_that_does_not_fit_is_refused_with_models_that_do(changes, words, make_checkpoint, tmp_path):
     checkpoint = open_checkpoint(make_checkpoint(**changes))
     whole = rf"this model does not fit .*: {words}.*\. Among those that do are .*Llama-3\.2-1B .*that run\)$"
     with pytest.raises(ConfigError, match=whole):

@@ -69,15 +69,15 @@ def prepare(tensors, tmp_path):
 
 
 def test_packed_once_and_mapped_from_then_on(prepare, tensors, tmp_path, monkeypatch):
-    first, said = prepare()
+    first, notes = prepare()
     (path,) = (tmp_path / "packed").iterdir()
     assert path == packed_path(tmp_path / "packed", "a model/x", packing_key("fp", "q4"))
     assert path.name.startswith("a_model_x-")
-    assert f"packed weights: {path}" in said
+    assert f"packed weights: {path}" in notes
     assert first.checked == 1
     monkeypatch.setattr(packed_weights, "write_packed", None)
-    again, said = prepare()
-    assert (said, again.checked) == ("", 0)
+    again, notes = prepare()
+    assert (notes, again.checked) == ("", 0)
     for name, tensor in tensors.items():
         blocks, expected = again.blocks[name], tensor.packed()
         np.testing.assert_array_equal(blocks.mapped, expected)
@@ -123,16 +123,16 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_told_and_packed_anew(damage, prepare, tmp_path):
+def test_a_damaged_file_is_reported_and_packed_anew(damage, prepare, tmp_path):
     prepare()
     (path,) = (tmp_path / "packed").iterdir()
     whole = path.read_bytes()
     data = bytearray(whole)
     DAMAGE[damage](data)
     path.write_bytes(data)
-    weights, said = prepare()
-    assert f"packed weights in {path} are damaged (" in said
-    assert "): they are packed anew" in said
+    weights, notes = prepare()
+    assert f"packed weights in {path} are damaged (" in notes
+    assert "): they are packed anew" in notes
     assert path.read_bytes() == whole
     assert weights.blocks is not None
 
@@ -146,9 +146,9 @@ def test_a_file_that_others_can_write(prepare, tmp_path):
 
 def test_a_folder_that_cannot_be_written(prepare, tmp_path):
     (tmp_path / "packed").write_text("in the way")
-    weights, said = prepare()
-    assert "packed weights are not kept in" in said
-    assert "each start packs them again" in said
+    weights, notes = prepare()
+    assert "packed weights are not kept in" in notes
+    assert "each start packs them again" in notes
     assert weights.blocks is None
 
 

@@ -174,7 +174,7 @@ def test_embeddings_have_no_key() -> None:
     assert len(list(pool_of(1).page_keys(tokens, b"first"))) == 1
 
 
-def test_a_full_pool_is_told_and_changes_nothing() -> None:
+def test_a_full_pool_is_reported_and_changes_nothing() -> None:
     manager = PageManager(3)
     manager.allocate(1)
     with pytest.raises(

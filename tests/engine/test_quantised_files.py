@@ -318,7 +318,7 @@ def test_scales_that_are_no_numbers(method, change, message, tmp_path):
         tensor_in(tmp_path, stored, config(method)).check_scales()
 
 
-def test_act_order_that_nothing_tells(tmp_path):
+def test_act_order_without_an_entry(tmp_path):
     stored = folders.gptq()
     del stored.tensors["g_idx"]
     with pytest.raises(

@@ -48,7 +48,7 @@ def config(make_checkpoint, monkeypatch, programs_without_text):
     return load_config(make_checkpoint())
 
 
-def test_compiling_is_told_in_lines_where_there_is_no_terminal(config):
+def test_compiling_is_reported_in_lines_where_there_is_no_terminal(config):
     report, written = reporter(terminal=False)
     programs = compile_programs(config, VIRTUAL, report).by_name
     first, second = list(programs)[:2]

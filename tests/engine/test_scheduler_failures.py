@@ -208,7 +208,7 @@ def test_a_failure_of_one_answer_is_reported() -> None:
             raise ends_all
 
 
-def test_a_text_that_cannot_be_told_ends_its_answer_alone(monkeypatch: Any) -> None:
+def test_a_text_that_cannot_be_decoded_ends_its_answer_alone(monkeypatch: Any) -> None:
     """In a batch, by itself, and where a listener fails."""
     real = StopStrings.feed
 

@@ -157,7 +157,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     )
 
 
-def test_a_full_disk_is_told_before_anything_is_written(tmp_path, capsys, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, capsys, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(
         writer.shutil, "disk_usage", lambda folder: usage(4_000_000_000, 3_000_000_000, 1_000_000_000)
@@ -221,7 +221,7 @@ def test_layers_that_no_config_may_have(capsys, tmp_path):
     )
 
 
-def test_the_size_is_told(capsys, tmp_path):
+def test_the_size_is_printed(capsys, tmp_path):
     assert main([str(tmp_path / "tiny"), "--shape", "tiny"]) == 0
     assert f"{tmp_path / 'tiny'}: 2 MiB of random weights, " in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Thinking, told apart from the answer: splitter, tags, both modes of Qwen3, budgets, grammars."""
+"""Thinking, apart from the answer: splitter, tags, both modes of Qwen3, budgets, grammars."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def split(start, pieces):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-@pytest.mark.parametrize(("text", "is_open", "thinking", "said"), CASES)
-def test_an_answer_is_split_the_same_in_any_pieces(text, is_open, thinking, said, size):
+@pytest.mark.parametrize(("text", "is_open", "thinking", "answer"), CASES)
+def test_an_answer_is_split_the_same_in_any_pieces(text, is_open, thinking, answer, size):
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    assert split(ThinkingStart(TAGS, is_open), pieces)[1] == (thinking, said)
+    assert split(ThinkingStart(TAGS, is_open), pieces)[1] == (thinking, answer)
 
 
 @pytest.mark.parametrize("tags", KNOWN_TAGS)

@@ -148,7 +148,7 @@ def test_the_form_of_attention_may_change_between_tokens(begun, made, monkeypatc
 
 
 @of_guide
-def test_a_full_cache_is_told_before_anything_is_written(begun):
+def test_a_full_cache_is_reported_before_anything_is_written(begun):
     model, cache = begun
     cache.advance([5] * (cache.capacity - cache.length))
     kept = [array.copy() for pair in cache.layers for array in pair]

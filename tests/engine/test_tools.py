@@ -261,7 +261,7 @@ def test_a_template_that_knows_tools_writes_them() -> None:
     assert len(ids.chat_text(CALLED).rpartition("sun")[2].removesuffix("weather")) == 9
 
 
-def test_a_template_that_knows_none_is_told_in_words() -> None:
+def test_a_template_that_knows_no_tools_gets_them_in_words() -> None:
     tokenizer, _, _ = of_demo(template="{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}")
     begun = [{"role": "system", "content": "Be brief."}, *CALLED, {"role": "user", "content": "So?"}]
     text = tokenizer.chat_text(begun, TOOLS)
@@ -429,7 +429,7 @@ def test_company_and_guesses_change_no_call(model: Model) -> None:
     assert sum(each.kpis.tps.n_drafted for each in guessed) > 0
 
 
-def test_a_raw_text_is_told_of_no_tools(model: Model) -> None:
+def test_a_raw_text_has_no_tools(model: Model) -> None:
     with pytest.raises(UserError, match="the chat template lists the tools, and raw skips the template"):
         model.generate(ASKED, 5, tools=[WEATHER], raw=True)
 

@@ -79,7 +79,7 @@ def test_a_pointer_of_git_lfs_in_the_place_of_any_file(damaged, name):
         ("weights.safetensors", "if it is the whole model, rename it to model.safetensors"),
     ],
 )
-def test_what_else_is_there_is_told(damaged, name, advice):
+def test_what_else_is_there_is_named(damaged, name, advice):
     """Where there is no model.safetensors, and where there is nothing else."""
     (damaged / "model.safetensors").rename(damaged / name)
     with pytest.raises(WeightsError, match=rf"there is no .*model\.safetensors; there is {name}: {advice}"):
@@ -196,7 +196,7 @@ def test_tensors_are_found_whatever_the_index_says_of_them(sharded, make_checkpo
         np.testing.assert_array_equal(tensor, wanted[name], err_msg=name)
 
 
-def test_a_file_that_the_index_does_not_name_is_told(sharded):
+def test_a_file_that_the_index_does_not_name_is_noted(sharded):
     last = max(path.name for path in sharded(lambda files: None).glob("*.safetensors"))
 
     def forget(files):
@@ -252,7 +252,7 @@ def test_what_is_no_index(sharded, content):
 
 
 @pytest.mark.parametrize("index", ["of other files", "of this one", "damaged"])
-def test_the_single_file_counts_and_the_index_beside_it_is_told(damaged, make_checkpoint, index):
+def test_the_single_file_counts_and_the_index_beside_it_is_noted(damaged, make_checkpoint, index):
     """As in transformers; the other files have other weights."""
     old = {"of other files": "old.safetensors", "of this one": "model.safetensors", "damaged": 7}[index]
     save_file({EMBED: np.zeros((512, 256), bf16)}, damaged / "old.safetensors")

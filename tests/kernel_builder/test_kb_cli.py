@@ -172,4 +172,4 @@ def test_check_reports_kernels_that_cannot_be_built(
     assert captured.out.splitlines()[1].endswith("0 of 4  ok")
     assert captured.err.startswith("error: eltwise_add rows=8 cols=32: cannot be built for npu2: ")
     assert "cores takes 64, npu2 has 32" in captured.err
-    assert captured.err.endswith("`aerie kernels preflight eltwise_add --rows=8 --cols=32` tells all\n")
+    assert captured.err.endswith("`aerie kernels preflight eltwise_add --rows=8 --cols=32` shows all\n")

@@ -97,7 +97,7 @@ def test_products_with_coefficients_are_summed(further: Any) -> None:
     assert np.array_equal(out, c[2] * x + c[3] * y + c[0] * x)
 
 
-def test_a_block_of_one_row_begins_again_where_it_is_told_to(further: Any) -> None:
+def test_a_block_of_one_row_begins_again_where_it_has_to(further: Any) -> None:
     rng = np.random.default_rng(7)
     a, b = rng.integers(-9, 9, (1, 16)).astype(np.int8), rng.integers(-9, 9, (16, 8)).astype(np.int8)
     out = np.zeros((1, 8), np.int32)

@@ -80,7 +80,7 @@ def test_unknown_prompts_follow_their_generator() -> None:
     assert [unknown_prompt(first) for _ in range(100)] == [unknown_prompt(second) for _ in range(100)]
 
 
-def test_statements_are_sentences_told_once() -> None:
+def test_statements_are_sentences_that_occur_once() -> None:
     sentences = statements()
     assert len(set(sentences)) == len(sentences)
     assert all(sentence.endswith(".") for sentence in sentences)

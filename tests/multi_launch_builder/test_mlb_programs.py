@@ -354,7 +354,7 @@ VECTOR_24 = [
         ("flash_attention", ("npu_dma_stream", "npu_dma_packet", 1), ["air.channel npu_dma_packet"]),
     ],
 )
-def test_a_form_that_nobody_tells_of_is_found(kernel, change, forms):
+def test_a_form_that_nobody_reported_is_found(kernel, change, forms):
     text = all_kernels()[kernel].build(**all_kernels()[kernel].cases[0]).text
     assert without_evidence(parse(text.replace(*change))) == forms
 

@@ -117,8 +117,8 @@ def test_reasons() -> None:
     assert all(why for each in every for why in each.values())
 
 
-def line(test: str, status: str, error: str = "", said: str = "so it is", **more: Any) -> str:
-    layer: dict[str, Any] = {"status": status, "error_type": error, "error_message": said}
+def line(test: str, status: str, error: str = "", message: str = "so it is", **more: Any) -> str:
+    layer: dict[str, Any] = {"status": status, "error_type": error, "error_message": message}
     layers = {f"{name}_{key}": value for name in ("compat", "spec") for key, value in layer.items()}
     return json.dumps({"test_id": test, **layers, **more})
 

@@ -275,7 +275,7 @@ def in_steps() -> Iterator[Model]:
         yield model
 
 
-def test_a_long_prompt_is_told_and_stopped_between_its_steps(in_steps: Model) -> None:
+def test_a_long_prompt_reports_progress_and_stops_between_its_steps(in_steps: Model) -> None:
     events: list[Event] = []
     whole = in_steps.generate(LONG, max_tokens=4, on_event=events.append)
     read = [event for event in events if event.kind is EventKind.CONTINUE and not event.text]

@@ -39,7 +39,10 @@ def new_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
 
     def watch(page: Any) -> None:
         page.on("pageerror", lambda error: wrong.append(error))
-        page.on("console", lambda said: wrong.append(said.text) if "Security Policy" in said.text else None)
+        page.on(
+            "console",
+            lambda message: wrong.append(message.text) if "Security Policy" in message.text else None,
+        )
 
     context.on("page", watch)
     yield context.new_page()

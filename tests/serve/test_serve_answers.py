@@ -248,8 +248,8 @@ def test_text_and_tokens(serving: Any, alone: Model) -> None:
             "<|start_header_id|>assistant<|end_header_id|>\n\n"
         )
         chat = {"messages": USER, "max_tokens": 1}
-        told = http.post("/v1/chat/completions", json={**chat, "verbose": True}).json()
-        assert told["__verbose"] == {"prompt": prompt}
+        body = http.post("/v1/chat/completions", json={**chat, "verbose": True}).json()
+        assert body["__verbose"] == {"prompt": prompt}
         assert "__verbose" not in http.post("/v1/chat/completions", json=chat).json()
 
 

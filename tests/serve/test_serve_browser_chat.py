@@ -240,15 +240,15 @@ def test_a_refusal_is_shown_and_a_full_queue_is_tried_again(page: Any) -> None:
     sent = answer_with(page, busy, whole("At last."), long)
     page.goto("/")
     ask(page)
-    told = "The question is sent again in 1 s. The server says: 64 answers run or wait"
-    expect(page.locator(".pending")).to_contain_text(told)
+    progress = "The question is sent again in 1 s. The server says: 64 answers run or wait"
+    expect(page.locator(".pending")).to_contain_text(progress)
     expect(page.locator("article.assistant .text")).to_have_text("At last.")
     ask(page)
     expect(page.locator(".end.wrong")).to_have_text("the prompt has 5000 tokens, and 4096 is the limit")
     assert len(sent) == 3
 
 
-def test_a_dead_server_is_told_and_comes_back(page: Any, serving: Any) -> None:
+def test_a_dead_server_is_reported_and_comes_back(page: Any, serving: Any) -> None:
     page.goto("/")
     expect(page.locator("#model")).to_have_text("demo")
     page.context.set_offline(True)
@@ -327,9 +327,9 @@ def test_a_key_is_asked_for(page: Any, limit: Any) -> None:
 
 
 def test_loading_is_shown_with_progress(page: Any) -> None:
-    told = {"title": "compiling", "done": 3, "total": 12, "what": "o_ffn_ar8"}
+    progress = {"title": "compiling", "done": 3, "total": 12, "what": "o_ffn_ar8"}
     error = {"message": "the model 'demo' is being loaded; try again", "code": "loading"}
-    loading = {"error": error, "models": {"demo": "loading"}, "progress": {"demo": told}}
+    loading = {"error": error, "models": {"demo": "loading"}, "progress": {"demo": progress}}
     page.route("**/health", lambda route: route.fulfill(status=503, body=json.dumps(loading)))
     page.goto("/")
     expect(page.locator("#server")).to_have_text("demo: compiling, 3 of 12 (o_ffn_ar8)")
@@ -382,7 +382,7 @@ FILL = """() => {
 """Leaves room for a few characters at most."""
 
 
-def test_a_full_storage_is_told(page: Any) -> None:
+def test_a_full_storage_is_reported(page: Any) -> None:
     answer_with(page, whole("It is kept here."))
     page.goto("/")
     page.evaluate(FILL)

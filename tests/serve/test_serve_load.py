@@ -178,7 +178,7 @@ def test_a_request_that_cannot_be_begun_ends_alone(serving: Any, monkeypatch: py
         assert answer(http) == PARIS
 
 
-def test_tokens_that_cannot_be_told_end_their_answer_alone(
+def test_tokens_that_cannot_be_decoded_end_their_answer_alone(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(answer: OutputProcessor) -> None:
@@ -375,7 +375,7 @@ def test_the_log_has_no_text(serving: Any, caplog: pytest.LogCaptureFixture) -> 
     assert not any("/health" in line for line in ours)
 
 
-def test_a_server_that_is_told_to_stop(
+def test_a_server_that_is_asked_to_stop(
     starting: Any, server_of_all: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serving = starting(ServerLimits(drain_s=0.5))

@@ -27,7 +27,7 @@ def asked(serving: Any, **more: Any) -> dict[str, Any]:
         return dict(http.get("/npu/request").json())
 
 
-def test_every_pass_of_a_request_is_told(serving: Any) -> None:
+def test_every_pass_of_a_request_is_listed(serving: Any) -> None:
     view = asked(serving)
     assert (view["prompt"], view["made"], view["reason"], view["left_out"]) == (41, 5, "length", 0)
     passes = view["passes"]

@@ -259,7 +259,7 @@ def test_what_is_refused_by_name(serving: Any, path: str, fields: dict[str, Any]
     assert words in problem["error"]
 
 
-def test_what_is_ignored_is_said(serving: Any) -> None:
+def test_ignored_fields_are_named(serving: Any) -> None:
     options = {"num_ctx": 4096, "num_thread": 4, "num_predict": 1}
     with serving.http as http:
         body = {"model": "demo", "messages": USER, "keep_alive": "5m", "options": options, "stream": False}

@@ -84,19 +84,19 @@ def test_every_control_has_a_name() -> None:
     assert set(re.findall(r'byId\("([\w-]+)"\)', SCRIPTS)) <= set(ids)
 
 
-def test_loading_tells_its_progress(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_reports_its_progress(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reporter = WatchedReporter(quiet=True)
     model = ServedModel("demo", serving.service.served_model.open, reporter=reporter)
     monkeypatch.setattr(serving.service, "served_model", model)
     with serving.http as http, reporter.bar("compiling", 12) as step:
         step("rms_gemms_rope_ar8", 3)
-        told = {"title": "compiling", "done": 3, "total": 12, "what": "rms_gemms_rope_ar8"}
-        assert http.get("/health").json()["progress"] == {"demo": told}
+        progress = {"title": "compiling", "done": 3, "total": 12, "what": "rms_gemms_rope_ar8"}
+        assert http.get("/health").json()["progress"] == {"demo": progress}
         monkeypatch.setattr(type(serving.models), "is_starting", True)
         starting = http.get("/health")
     assert (starting.status_code, starting.headers["retry-after"]) == (503, "2")
     assert starting.json()["error"]["code"] == "loading"
-    assert starting.json()["progress"] == {"demo": told}
+    assert starting.json()["progress"] == {"demo": progress}
     assert reporter.progress is None
 
 

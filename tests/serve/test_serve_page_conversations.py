@@ -141,7 +141,7 @@ def test_a_write_keeps_what_is_stored() -> None:
     assert in_node("same.messages.map(each => each.content).sort()", before) == ["From one", "From two", "Hi"]
 
 
-def test_a_full_storage_is_told_and_keeps_what_it_has() -> None:
+def test_a_full_storage_is_reported_and_keeps_what_it_has() -> None:
     before = """
     const kept = Object.create({
       getItem(name) { return this[name] ?? null; },

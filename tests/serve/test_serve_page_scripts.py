@@ -123,5 +123,5 @@ def test_an_answer_is_put_together() -> None:
         ),
     ],
 )
-def test_what_the_server_does_is_told_in_words(health: Any, text: str) -> None:
+def test_what_the_server_does_is_shown_in_words(health: Any, text: str) -> None:
     assert in_node(f"describe({json.dumps(health)}).text").startswith(text)

@@ -1,4 +1,4 @@
-"""Thinking in every API: told apart from the text, counted, limited, sent back. The model is the demo with a
+"""Thinking in every API: apart from the text, counted, limited, sent back. The model is the demo with a
 template that opens the thinking: it thinks nonsense until the budget ends it."""
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_a_compilation_without_source_is_an_error(capsys: pytest.CaptureFixture[
     assert "error: no source of a kernel in: -c none.cc" in capsys.readouterr().err
 
 
-def test_the_compiler_tells_a_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_compiler_prints_a_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert objects_command.main(["--version"]) == 0
     assert "clang version" in capsys.readouterr().out
 
@@ -197,7 +197,7 @@ def test_kernels_of_mlir_aie_are_found_in_a_checkout(
 # ---- messages ----
 
 
-def test_a_missing_checkout_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_checkout_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AERIE_MLIR_AIR", raising=False)
     with pytest.raises(OptionError, match=r"is in no checkout of mlir-air .*--mlir-air or AERIE_MLIR_AIR"):
         checkouts.find_checkout(tmp_path)
@@ -206,7 +206,7 @@ def test_a_missing_checkout_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         checkouts.find_checkout()
 
 
-def test_missing_bindings_are_said(
+def test_missing_bindings_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bindings.importlib.util, "find_spec", lambda name: None)

@@ -146,7 +146,7 @@ module {
 """
 
 
-def test_a_deadlock_of_many_operations_is_told(program):
+def test_a_deadlock_of_many_operations_is_reported(program):
     library = program(STOPS, options=CHECKS)
     x = np.zeros(64, np.int32)
     with pytest.raises(

@@ -32,7 +32,7 @@ from aerie.device.report import Fault, Finding
 from aerie.device.scopes import CheckedProgram, op_location
 
 NOWHERE = "aerie/device/lowering"
-"""The source named where no upstream file tells of a form: our own table."""
+"""The source of a form that no upstream file describes: our own table."""
 
 
 def core_operations(module: ModuleOp) -> Iterator[Operation]:
@@ -121,13 +121,13 @@ def _division(program: CheckedProgram, op: Operation) -> Iterator[Fault]:
     if not isinstance(op, arith.DivfOp) or isinstance(op.operands[0].type, VectorType):
         return
     if program.stack_bytes < DIVISION_STACK and not _is_power_of_two(op.rhs):
-        told = program.options.stack_bytes is not None
-        has = f"a core has {program.stack_bytes}" + ("" if told else " unless aircc gets another size")
+        is_given = program.options.stack_bytes is not None
+        has = f"a core has {program.stack_bytes}" + ("" if is_given else " unless aircc gets another size")
         message = (
             f"a division of scalar floats takes about {DIVISION_STACK} bytes of stack, and {has}; multiply "
             "with a reciprocal, or compile and check with --stack-size 2048"
         )
-        yield Fault("stack", op_location(op), message, XRT_BACKEND, op, certain=told)
+        yield Fault("stack", op_location(op), message, XRT_BACKEND, op, certain=is_given)
 
 
 def _is_power_of_two(value: SSAValue) -> bool:

@@ -38,7 +38,7 @@ def check_members(scope: ArrayConfiguration) -> Iterator[Finding]:
             or not any(s.puts for s in streams.values())
             or not any(s.gets for s in streams.values())
         ):
-            continue  # its other end is in another configuration, or nowhere, which `channels.types` tells
+            continue  # its other end is in another configuration, or nowhere, which `channels.types` reports
         yield from _unpaired(name, streams)
         yield from _several_cores(scope, channel, streams)
         yield from _numbers_at_the_host(channel, streams)
@@ -59,7 +59,7 @@ def _by_channel(scope: ArrayConfiguration) -> dict[str, dict[Position, DeviceStr
 
 
 def _is_beyond(at: Sequence[object], channel: ChannelOp | None) -> bool:
-    """Whether it is no member, which `check_member_indices` tells."""
+    """Whether it is no member, which `check_member_indices` reports."""
     return channel is not None and any(map(_outside, at, channel.size))
 
 

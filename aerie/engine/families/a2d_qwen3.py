@@ -2,7 +2,7 @@
 
 config.json says neither block nor mask token: dLLM samples in blocks of 32 (BD3LMSamplerConfig), and adds its
 mask token to the tokenizer where that lacks it (ZHZisZZ/dllm, dllm/core/samplers and dllm/utils). Checkpoints
-of mdlm, which see the whole text, have the same names in config.json: nothing tells them apart.
+of mdlm, which see the whole text, have the same names in config.json: nothing distinguishes them.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """The header of a GGUF file: its metadata, and where each tensor lies.
 
 A file is anybody's data. Each count, length and offset is compared with the bytes that are there before
-anything is made of that size, and what is wrong is told with the key or the tensor, and the value. Long
-arrays are passed over: they are read when their key is asked for. (The reader of the gguf package makes
+anything is made of that size. An error names the key or the tensor, and the value. Long arrays are skipped,
+and read when their key is asked for. (The reader of the gguf package makes
 objects of every token: 4.4 s for the 49,152 of SmolLM2.)
 
 Layout: ggml's docs/gguf.md and gguf.cpp.

@@ -139,7 +139,7 @@ def config_entries(model: GGUFModel) -> dict[str, Any]:
 
 def _attention_scale(keys: MetadataReader, architecture: str, head_dim: int) -> dict[str, float]:
     """What scores are multiplied with, of a family with such a factor: llama.cpp has another default than
-    transformers, and tells Gemma 3 27B, whose factor differs, by its number of layers."""
+    transformers, and recognises Gemma 3 27B, whose factor differs, by its number of layers."""
     family = FAMILIES[architecture]
     if family.query_scalar is not None:
         is_largest = keys.positive_int("block_count") == GEMMA3_27B_LAYERS
@@ -154,9 +154,10 @@ def _supported(model: GGUFModel) -> str:
     name = model.architecture
     if name not in ARCHITECTURES:
         *first, last = ARCHITECTURES
-        said = f"general.architecture is {shown(name)}" if name else "there is no general.architecture"
+        found = f"general.architecture is {shown(name)}" if name else "there is no general.architecture"
         raise ConfigError(
-            f"{model.path}: {said}{reason_of_name(name)}; of GGUF files {', '.join(first)} and {last} are run"
+            f"{model.path}: {found}{reason_of_name(name)}; of GGUF files {', '.join(first)} and {last} are "
+            "run"
         )
     keys = MetadataReader(model)
     for key, reason in REFUSED.items():

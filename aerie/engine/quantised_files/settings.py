@@ -59,7 +59,7 @@ def read_settings(config: ConfigReader) -> Settings | None:
 
 
 class _Entry:
-    """The entry of a config.json that tells of quantised weights."""
+    """The entry of a config.json that describes quantised weights."""
 
     def __init__(self, config: ConfigReader, name: str) -> None:
         self._reader, self.name = config.child(name), name

@@ -139,7 +139,7 @@ def _tool_output(path: str, option: str) -> str:
             [path, option], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""  # whatever is wrong with the tool, its first stage tells
+        return ""  # its first stage reports whatever is wrong with the tool
     return done.stdout
 
 

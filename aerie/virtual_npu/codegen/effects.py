@@ -77,7 +77,7 @@ def _accessed(op: Operation, buffer: SSAValue, writes: bool) -> Interval | None:
 
 
 def _whole_interval(buffer: SSAValue) -> Interval | None:
-    """All of a memref whose type tells its extents and strides."""
+    """All of a memref whose type gives its extents and strides."""
     assert isinstance(buffer.type, MemRefType)
     sizes, strides = buffer.type.get_shape(), types.memref_strides(buffer.type)
     if types.DYNAMIC in (*sizes, *strides):

@@ -75,7 +75,7 @@ def place_name(body: Body, op: Operation, value: SSAValue) -> str:
 
 
 def _maker(value: SSAValue) -> str:
-    """Where the buffer behind a memref comes from, as far as the text of the program tells."""
+    """Where the buffer behind a memref comes from, as far as the text of the program says."""
     found = root_value(value)
     if not isinstance(found, OpResult):
         return ""

@@ -332,7 +332,7 @@ def _check_recast(
 
 @emitter("memref.reshape")
 def _reshape(body: Body, op: Operation) -> None:
-    """The result is dense; its static type tells its extents, the shape operand any others."""
+    """The result is dense. Its type gives the static extents, and the shape operand the others."""
     source, type_ = body.memref(op.operands[0]), op.results[0].type
     if not isinstance(type_, MemRefType):
         raise unsupported(op, f"the result has type {type_}: give it a rank")
@@ -348,7 +348,7 @@ def _reshape(body: Body, op: Operation) -> None:
 
 
 def _extent(body: Body, op: Operation, dim: int) -> str:
-    """C++ text of an element of the operand that tells the shape."""
+    """C++ text of an element of the shape operand."""
     return memory.read_at(body, op, op.operands[1], [memory.AccessIndex(str(dim), (dim, dim))])
 
 

@@ -45,7 +45,7 @@ def _variable_type(body: Body, type_: Attribute) -> str:
 
 
 def _as_value(op: Operation, name: str, type_: Attribute) -> Scalar | MemRef:
-    """The value that a variable holds. A memref needs a layout that its type tells completely."""
+    """The value that a variable holds. A memref needs a type that gives its whole layout."""
     if not isinstance(type_, MemRefType):
         return Scalar(name)
     sizes, strides = type_.get_shape(), types.memref_strides(type_)

@@ -53,7 +53,7 @@ class xclBOSyncDirection(enum.IntEnum):  # noqa: N801  pyxrt's own spelling
 
 
 class xrt_info_device(enum.Enum):  # noqa: N801  pyxrt's own spelling
-    """What `device.get_info` tells."""
+    """What `device.get_info` can be asked for."""
 
     name = "name"
     bdf = "bdf"

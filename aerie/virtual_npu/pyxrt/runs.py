@@ -158,7 +158,7 @@ class Run:
             raise self.end_error(self._state, self._failure) from self._failure
 
     def end_error(self, state: ert_cmd_state, failure: BaseException | None) -> XrtError:
-        """The error that tells of a run which did not complete."""
+        """The error of a run that did not complete."""
         return XrtError(f"run of '{self._name}' ended in {state.name}: {failure or 'interrupted'}")
 
     def state(self) -> ert_cmd_state:

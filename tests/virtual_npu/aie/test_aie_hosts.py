@@ -140,6 +140,6 @@ def test_a_cpp_host(design: Path, cpp_host: str) -> None:
     assert words[32] == "the sequence's argument 1 has not been set"
 
 
-def test_a_cpp_host_is_told_of_a_missing_program(cpp_host: str) -> None:
+def test_a_cpp_host_gets_an_error_for_a_missing_program(cpp_host: str) -> None:
     ran = subprocess.run([cpp_host, "no.xclbin"], check=False, capture_output=True, text=True, timeout=60)
     assert "build it with aerie vnpu build DESIGN.mlir -o no.xclbin" in ran.stderr
