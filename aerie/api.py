@@ -336,8 +336,8 @@ class Model:
         tools: Sequence[Mapping[str, Any]] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a prompt, in the chat template unless `raw` or there is none. tools: those that the
-        template describes. chat_template_kwargs: further values for the template.
+        """The token ids of a prompt, in the chat template unless `raw` or there is none. tools: those that
+        the template describes. chat_template_kwargs: further values for the template.
 
         Control tokens that a text spells out are text. Raises PromptError for what is no prompt.
         """

@@ -33,7 +33,7 @@ from aerie.serve.sampling_fields import MAX_STOPS, SamplingFields
 from aerie.serve.structured_output_fields import StructuredOutput
 
 IGNORED: Final = frozenset(("cache_control",))
-"""What may stand in every part of a request: hints for a prefix cache, which needs none here."""
+"""Fields of every part of a request that are ignored: hints for a prefix cache, which needs none here."""
 
 
 class TextBlock(ClientMessagePart):
@@ -54,7 +54,7 @@ class TextBlock(ClientMessagePart):
 
 
 class ToolReferenceBlock(ClientMessagePart):
-    """A tool that a search of the client's found. The model sees it among the tools of the request."""
+    """A tool that the client's search found. The model sees it among the tools of the request."""
 
     type: Literal["tool_reference"]
     tool_name: Text
@@ -72,8 +72,8 @@ ResultBlock = Annotated[
 
 
 class ThinkingBlock(ClientMessagePart):
-    """Thinking of an earlier answer, passed to the template, which mostly drops it. signature: not looked at,
-    whoever made it. data: of redacted_thinking, which cannot be read."""
+    """Thinking of an earlier answer, passed to the template, which mostly drops it. signature: ignored.
+    data: of redacted_thinking, which cannot be read."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: Text = ""

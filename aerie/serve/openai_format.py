@@ -118,14 +118,14 @@ class OpenAIWriter(ABC):
         return self._event_like(index, partial(self._with_text, index), text)
 
     def _event_like(self, key: object, make: Callable[[str], BaseModel], text: str) -> bytes:
-        """The event that `make` makes of a text. Events of one key differ in the text only."""
+        """The event that `make` returns for a text. Events with the same key differ in the text only."""
         if key not in self._templates:
             self._templates[key] = EventTemplate(make)
         return self._templates[key](text)
 
     @abstractmethod
     def _with_text(self, index: int, text: str) -> BaseModel:
-        """The body of that event."""
+        """The body of an event that `make` returned, with this text."""
 
     def error_event(self, error: ApiError) -> bytes:
         return event(error.body)
@@ -134,8 +134,8 @@ class OpenAIWriter(ABC):
 class ChatWriter(OpenAIWriter):
     """Writes /v1/chat/completions. with_usage: a stream ends with the counts. with_logprobs: include
     logprobs, those of thinking too. scored_prompts: logprobs of the prompt. timed: put timings into each
-    event, not only into the last one. with_thinking: include the thinking. prompt_text: of a response that
-    has the prompt."""
+    event, not only into the last one. with_thinking: include the thinking. prompt_text: of the prompt, if the
+    response has it."""
 
     def __init__(
         self,

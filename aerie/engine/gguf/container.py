@@ -1,9 +1,9 @@
 """The header of a GGUF file: its metadata, and where each tensor lies.
 
-A file is anybody's data. Each count, length and offset is compared with the bytes that are there before
-anything is made of that size. An error names the key or the tensor, and the value. Long arrays are skipped,
-and read when their key is asked for. (The reader of the gguf package makes
-objects of every token: 4.4 s for the 49,152 of SmolLM2.)
+A file is untrusted data. Each count, length and offset is compared with the bytes that are there before
+anything of that size is allocated. An error names the key or the tensor, and the value. Long arrays are
+skipped, and read when their key is asked for. (The reader of the gguf package makes objects of every token:
+4.4 s for the 49,152 of SmolLM2.)
 
 Layout: ggml's docs/gguf.md and gguf.cpp.
 """
@@ -30,15 +30,15 @@ VERSIONS = (2, 3)
 MOST_KEYS = 1 << 16
 MOST_TENSORS = 1 << 16
 MOST_ITEMS = 1 << 24
-"""Of an array: a vocabulary has up to 300,000 tokens, and merges as many."""
+"""Elements of an array, at most: a vocabulary has up to 300,000 tokens, and as many merges."""
 LARGEST_HEADER = 512 << 20
-"""Bytes before the tensors' data; those of a vocabulary of 256,000 tokens have 16 million."""
+"""Bytes before the tensors' data, at most; a vocabulary of 256,000 tokens takes 16 million."""
 LONGEST_NAME = 1 << 10
 MOST_DIMENSIONS = 4
 MOST_VALUES = 1 << 48
 DEFAULT_ALIGNMENT = 32
 READ_AT_ONCE = 1 << 20
-"""Bytes that the header is read by, at first; each further time twice as many."""
+"""Bytes of the header that are read first; each further read is twice as long."""
 SHOWN = 60
 """Characters of a name that a message quotes."""
 
@@ -77,7 +77,7 @@ class TensorEntry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         return math.prod(self.shape) // self.kind.values * self.kind.size
 
 
@@ -111,14 +111,14 @@ class Metadata(Mapping[str, Any]):
         return key in self._values
 
     def array_length(self, key: str) -> int | None:
-        """How many elements an array has, which is not read for that; None for what is none."""
+        """Number of elements of an array, without reading it; None if the key has no array."""
         value = self._values.get(key)
         return value.items if isinstance(value, _Span) else None
 
 
 @dataclass(frozen=True)
 class Container:
-    """What a file says of itself. tensors: by the file's names, in the file's order."""
+    """The metadata and the table of tensors of a file. tensors: by the file's names, in the file's order."""
 
     path: Path
     version: int
@@ -127,7 +127,7 @@ class Container:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do, whatever it is called."""
+    """Whether a file begins like a GGUF file, whatever its name."""
     try:
         if not path.is_file():
             return False
@@ -147,7 +147,7 @@ def read_container(path: Path) -> Container:
 
 
 class _Header:
-    """The bytes of a header, read as far as they are asked for."""
+    """The bytes of a header, read as far as needed."""
 
     def __init__(self, path: Path, file: int) -> None:
         self.path, self._file, self.size = path, file, os.fstat(file).st_size
@@ -162,7 +162,7 @@ class _Header:
         return self.size - self.at
 
     def need(self, count: int, what: str) -> None:
-        """Have `count` bytes from `at` on. GGUFError where the file ends before."""
+        """Read `count` bytes from `at` on. Raises GGUFError if the file ends before."""
         if count > self.left:
             raise self.fail(f"{what} takes {count} bytes, and {self.left} are left in the file; {FETCH}")
         if self.at + count > LARGEST_HEADER:
@@ -307,7 +307,7 @@ def _array(path: Path, key: str, span: _Span) -> list[Any]:
 
 
 def read_bytes(path: Path, start: int, count: int, what: str) -> bytes:
-    """Bytes of a file whose header was read. GGUFError where they are not there any more."""
+    """Bytes of a file whose header was read. Raises GGUFError if they are gone."""
     try:
         with path.open("rb") as file:
             file.seek(start)
@@ -407,5 +407,5 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def short(name: str) -> str:
-    """What a message quotes of a name."""
+    """A name as a message quotes it."""
     return name if len(name) <= SHOWN else f"{name[:SHOWN]}..."

@@ -84,7 +84,7 @@ class Bd:
 
 @dataclass(frozen=True)
 class Task:
-    """A chain that a channel has in its queue from the begin."""
+    """A chain of descriptors that is in a channel's queue from the start."""
 
     channel: int
     bd: int
@@ -124,7 +124,7 @@ class Device:
     buffer_named: dict[str, int] = field(default_factory=dict)
     lock_of: dict[SSAValue, int] = field(default_factory=dict)
     pad_values: dict[Channel, int] = field(default_factory=dict)
-    """What the padding of a channel consists of, where that is not 0."""
+    """The padding value of each channel that has another than 0."""
     bd_at: dict[tuple[Place, int], int] = field(default_factory=dict)
     """The descriptors of DMA programs, by tile and number."""
     whole_memory: dict[Place, int] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """Its name; `main` where the text gives none, as mlir-aie has it."""
+        """Its name; `main` if the text gives none, as in mlir-aie."""
         return self.op.sym_name.data if self.op.sym_name else "main"
 
     @property
@@ -144,37 +144,37 @@ class Device:
         )
 
     def channel(self, place: Place, sends: bool, number: int) -> int:
-        """The number of a channel, which is one of the device from now on."""
+        """The number of a channel, which is added if it is new."""
         return self.number_of(Channel(place, sends, number))
 
     def number_of(self, channel: Channel) -> int:
-        """The same, of a channel or port that is made already."""
+        """The number of a channel or port that was added before."""
         return self.channels.setdefault(channel, len(self.channels))
 
     def add_buffer(self, buffer: Buffer) -> int:
-        """A further buffer; gives its number."""
+        """Add a buffer. Returns its number."""
         self.buffers.append(buffer)
         self.buffer_named[buffer.name] = len(self.buffers) - 1
         return len(self.buffers) - 1
 
     def add_lock(self, name: str, place: Place, init: int, number: int | None = None) -> int:
-        """A further lock; gives its number among all."""
+        """Add a lock. Returns its number among all."""
         taken = {lock.number for lock in self.locks if lock.place == place}
         own = number if number is not None else next(n for n in range(64) if n not in taken)
         self.locks.append(Lock(name, place, own, init))
         return len(self.locks) - 1
 
     def add_bd(self, bd: Bd) -> int:
-        """A further descriptor; gives its number among all."""
+        """Add a descriptor. Returns its number among all."""
         self.bds.append(bd)
         return len(self.bds) - 1
 
     def add_task(self, channel: Channel, bd: int, repeat: int = 0) -> None:
-        """A further chain of a channel."""
+        """Add a chain to a channel's queue."""
         self.tasks.append(Task(self.channel(channel.place, channel.sends, channel.number), bd, repeat))
 
     def note_pad_value(self, channel: Channel, op: Operation, name: str = "pad_value") -> None:
-        """Take what an operation says of the padding of a channel."""
+        """Record the padding value that an operation gives for a channel."""
         if integer_of(op, name, 0):
             self.pad_values[channel] = integer_of(op, name)
 
@@ -295,7 +295,7 @@ class _BdNumbers:
 
 
 def _read_chain(device: Device, block: Block, known: dict[Block, int], numbers: _BdNumbers) -> int | None:
-    """The descriptors from a block on, up to one that leads to none or to one that is known."""
+    """The descriptors from a block on, up to one without a successor or with one that was read before."""
     first, before = None, None
     while True:
         if block in known:

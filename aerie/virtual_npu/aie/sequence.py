@@ -44,7 +44,8 @@ class SequenceBody(Body):
 
 
 def _reinterpret_cast(body: SequenceBody, op: ReinterpretCastOp) -> None:
-    """In a sequence, mlir-aie counts the offset from the begin of what is cast, be that a part or not."""
+    """In a sequence, mlir-aie counts the offset from the start of the operand, even if that is a part of a
+    buffer."""
     offsets, source = integers(op.static_offsets), body.memref(op.source)
     if op.offsets or len(offsets) != 1:
         raise unsupported(op, "with an offset known only at run time is not supported")
@@ -58,7 +59,7 @@ def entry_name(op: sequence.RuntimeSequenceOp) -> str:
 
 
 def emit_sequence(file: AieFile, device: Device, op: sequence.RuntimeSequenceOp) -> tuple[str, list[str]]:
-    """Emit the coroutine of a sequence; gives its C++ name, and the types of its parameters."""
+    """Emit the coroutine of a sequence. Returns its C++ name and the types of its parameters."""
     name = file.fresh(f"sequence_{entry_name(op)}")
     body = SequenceBody(file, BodyMode.PROCESS, root=op, device=device)
     parameters, kinds = [], []
@@ -125,7 +126,7 @@ def _configure(body: Body, op: Operation) -> None:
 
 @emitter("aiex.run")
 def _run(body: Body, op: Operation) -> None:
-    """The called sequence stands in place of the call."""
+    """Emit the called sequence in place of the call."""
     assert isinstance(op, sequence.RunOp)
     inner, device = of_sequence(body, op)
     name = op.sequence.root_reference.data
@@ -173,7 +174,7 @@ def allocation(
 def start_task(
     body: SequenceBody, op: Operation, channel: int, repeat: str, token: bool, bds: Sequence[str]
 ) -> str:
-    """Emit a task with its descriptors, not started yet; gives its variable."""
+    """Emit a task with its descriptors, which is not started yet. Returns its variable."""
     body.comment(op)
     task = body.fresh("task")
     body.emit_line(
@@ -185,14 +186,14 @@ def start_task(
 
 
 def push(body: Body, task: str, line: int) -> None:
-    """Emit that a task goes into the queue of its channel, when that has room."""
+    """Emit code that puts a task into its channel's queue once that has room."""
     pause(body, line)
     body.emit_line(f"co_await host.room({task}, {line});")
     body.emit_line(f"host.start({task}, {line});")
 
 
 def pause(body: Body, line: int) -> None:
-    """The host is slower than the array: in order, it acts when nothing else can go on."""
+    """Emit a pause: in the schedule `in order` the host acts only when the array cannot continue."""
     body.emit_line(f"co_await host.pause({line});")
 
 

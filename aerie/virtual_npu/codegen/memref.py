@@ -80,11 +80,10 @@ def arena(body: Body) -> str:
 
 @emitter("memref.dealloc")
 def _dealloc(body: Body, op: Operation) -> None:
-    """Give a buffer back where this happens once; else it stays until its body ends.
+    """Free a buffer if that happens as often as its allocation; else it stays until its body ends.
 
-    The compiler moves allocations out of loops and leaves the deallocations inside (ping-pong buffers). There
-    what the buffer holds is not wanted any more.
-    """
+    The compiler moves allocations out of loops and leaves the deallocations inside (ping-pong buffers). Such
+    a deallocation only says that the contents are no longer needed."""
     view = body.memref(op.operands[0])
     alloc = _allocation(op.operands[0])
     if alloc is None or _loops_around(op) != _loops_around(alloc):
@@ -97,7 +96,8 @@ def _dealloc(body: Body, op: Operation) -> None:
 
 
 def _forget_contents(body: Body, op: Operation, view: MemRef, is_own: bool) -> None:
-    """End what one iteration does with a buffer. Only what the body allocated itself loses what it holds."""
+    """End the use of a buffer in one iteration. Only buffers that the body allocated itself lose their
+    contents."""
     extent = view.footprint if is_own else "0"
     call = f"vnpu::forget_contents({body.site(op)}, {view.pointer}, {extent});"
     if body.mode is not BodyMode.SEQUENCER:
@@ -109,7 +109,7 @@ def _forget_contents(body: Body, op: Operation, view: MemRef, is_own: bool) -> N
 
 
 def _allocation(value: SSAValue) -> Operation | None:
-    """The allocation that a buffer comes from, also out of an air.execute; None when it is not seen."""
+    """The allocation that a buffer comes from, through air.execute too; None if the text does not show it."""
     while isinstance(value, OpResult) and isinstance(value.op, ExecuteOp):
         end = value.op.body.block.last_op
         assert end is not None
@@ -188,8 +188,8 @@ def _subview(body: Body, op: Operation) -> None:
 
 
 def _check_bounds(body: Body, op: memref.SubviewOp, lists: tuple[Sequence[str], ...]) -> None:
-    """Refuse a subview that leaves its source; one without elements has nothing outside. Where only the
-    offset is not known, builds without checks leave it to the program, as every index."""
+    """Refuse a subview that leaves its source. One without elements never does. If only the offset is not
+    known, builds without checks do not check it, as with every index."""
     dynamic = iter(op.offsets)
     for dim, (offset, size, step) in enumerate(zip(*lists, strict=True)):
         shape = size_checks.known_integers([size, step])
@@ -296,7 +296,8 @@ def _transpose(body: Body, op: Operation) -> None:
 
 
 def whole_buffer(value: SSAValue) -> SSAValue | None:
-    """The allocation, global or argument of an entry under a memref; None where it is not seen."""
+    """The allocation, global or argument of an entry that a memref is a view of; None if the text does not
+    show it."""
     value = base_memref(value)
     if isinstance(value, OpResult):
         is_whole = value.op.name in ("memref.alloc", "memref.alloca", "memref.get_global")
@@ -319,10 +320,10 @@ def _reinterpret(body: Body, op: Operation) -> None:
 def _check_recast(
     body: Body, op: memref.ReinterpretCastOp, offset: str, extents: Sequence[str], strides: Sequence[str]
 ) -> None:
-    """Refuse another view of a buffer that leaves it. Of an argument of a body, which may itself be a part of
-    a buffer, only sizes are looked at: with checks its pointer knows the buffer."""
+    """Refuse a view that leaves its buffer. An argument of a body may be a part of a buffer, so only its
+    sizes are checked here; in builds with checks its pointer knows the buffer."""
     if size_checks.known_integers([offset, *extents, *strides]) is not None and body.checked:
-        return  # whoever accesses it finds out, and nobody has to
+        return  # accesses are checked when they happen
     buffer = whole_buffer(op.source)
     if buffer is None:
         size_checks.check_sizes(body, op, extents)
@@ -452,7 +453,7 @@ def _metadata(body: Body, op: Operation) -> None:
 
 @emitter("memref.alloca_scope")
 def _scope(body: Body, op: Operation) -> None:
-    """Buffers of the stack stay until the body around ends, which nothing can tell."""
+    """Buffers of the stack stay until the body around ends. No program can notice that."""
     block = op.regions[0].block
     body.operations(block)
     assert block.last_op is not None

@@ -58,12 +58,13 @@ from aerie.virtual_npu.codegen.passes.loops import Loop, only_computes
 from aerie.virtual_npu.options import BuildOptions
 
 WORTH_BYTES = 16 << 10
-"""What a thread that is handed some trips moves at least: memory takes longer for it than threads for the
-hand-over."""
+"""Bytes that a thread moves at least in its share of the trips. The hand-over to a thread takes longer than
+moving less."""
 
 
 def divide_tiles(module: ModuleOp, options: BuildOptions, kernel_dirs: Sequence[Path]) -> None:
-    """Mark such loops; `kernel_dirs` are where the sources of functions in C++ are looked up."""
+    """Mark the loops that threads may share; `kernel_dirs` are where the sources of functions in C++ are
+    looked up."""
     promises = ExternalPromises(module, kernel_dirs)
 
     def visit(op: Operation, _: BodyMode) -> bool:
@@ -77,7 +78,7 @@ def divide_tiles(module: ModuleOp, options: BuildOptions, kernel_dirs: Sequence[
 
 
 def independent_loop(herd: HerdOp, promises: ExternalPromises) -> scf.ForOp | None:
-    """The loop of a herd's tiles of which threads may share the trips; None where there is none."""
+    """The loop in a herd's tiles whose trips threads may share; None if there is none."""
     ops = list(herd.body.block.ops)
     loops = [op for op in ops if isinstance(op, scf.ForOp)]
     if not loops or loops[-1].iter_args or not _is_counted(loops[-1]):
@@ -161,7 +162,7 @@ def _is_known(op: Operation) -> bool:
 
 
 def _touched(op: Operation, promises: ExternalPromises) -> _Touched:
-    """Raises _DependentError for an operation of which that is not known."""
+    """What an operation reads and writes. Raises _DependentError if that is not known."""
     if isinstance(op, func.CallOp):
         return _of_call(op, promises)
     found = _Touched()
@@ -311,7 +312,7 @@ class _Trip:
         self._changed: set[SSAValue] = set()
         self._read_outside: set[SSAValue] = set()
         self._after_loop: dict[int, set[SSAValue]] = {}
-        """What is overwritten once the loop ends that stands in so many inner loops."""
+        """By depth of an inner loop: the buffers that are overwritten once that loop has ended."""
 
     def is_own(self, root: SSAValue) -> bool:
         """Whether the tile allocates a buffer before the loop."""
@@ -366,7 +367,8 @@ class _Trip:
                 self._overwrite(value, elements, loops, whole)
 
     def _sums(self, call: func.CallOp, loops: list[Loop]) -> list[SSAValue]:
-        """What a call would overwrite for a parameter of 0, where that is not 0 the first time: it reads."""
+        """The buffers that a call reads and adds to: it overwrites them only if a parameter is 0, and that is
+        not 0 in the first trip."""
         parts = [part for part in self.promises.overwritten_by(call) if part.zero is not None]
         forms = [_at_first_trip(linear_form(call.operands[part.zero or 0]), loops) for part in parts]
         pairs = zip(parts, forms, strict=True)
@@ -399,7 +401,7 @@ class _Trip:
     def _overwrite(
         self, root: SSAValue, elements: _Elements, loops: list[Loop], whole: set[SSAValue]
     ) -> None:
-        """Take note of a buffer that is overwritten now, or once some of the loops around have ended."""
+        """Record a buffer as overwritten: now, or once some of the loops around have ended."""
         for place in range(len(loops), -1, -1):
             if _covers(root, elements, loops[place:]):
                 (whole if place == len(loops) else self._after_loop.setdefault(place, set())).add(root)
