@@ -20,7 +20,7 @@ from aerie.engine.weights import Weights
 from aerie.verify.reference import Reference, import_torch
 
 WINDOW = 512
-LEAST_TOKENS = 4000
+MIN_TOKENS = 4000
 """Of a text, as fewer say little."""
 LARGE = 0.99
 """The share of positions with a smaller divergence than the one that is named."""
@@ -61,10 +61,10 @@ def measure_quality(
     original: Reference, quantised: Reference, token_ids: Sequence[int], step: OnProgress
 ) -> Quality:
     """Compare two references in float32 on a text. step: called after each window. Raises UserError for a
-    text of less than LEAST_TOKENS."""
-    if len(token_ids) < LEAST_TOKENS:
+    text of less than MIN_TOKENS."""
+    if len(token_ids) < MIN_TOKENS:
         raise UserError(
-            f"the text has {len(token_ids)} tokens, and less than {LEAST_TOKENS} say little; give a longer "
+            f"the text has {len(token_ids)} tokens, and less than {MIN_TOKENS} say little; give a longer "
             "one with --text"
         )
     losses, others, divergences, same = [], [], [], []

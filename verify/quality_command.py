@@ -15,12 +15,12 @@ from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.memory_estimate import require
 from aerie.engine.quantised import KINDS
 from aerie.engine.reporter import Reporter
-from aerie.verify.quality import LEAST_TOKENS, WINDOW, Quality, measure_quality, with_weights
+from aerie.verify.quality import MIN_TOKENS, WINDOW, Quality, measure_quality, with_weights
 from aerie.verify.reference import Reference, import_torch, reference_bytes
 
 DONE = 0
 OWN_TEXTS = "docs"
-MOST_TOKENS = 8192
+MAX_TOKENS = 8192
 """Of a text that are read: enough for 4096 that are scored."""
 
 
@@ -40,7 +40,7 @@ def add_quality(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text",
         metavar="FILE",
-        help=f"a text of {LEAST_TOKENS} tokens or more, of which the first {MOST_TOKENS} count (default: the "
+        help=f"a text of {MIN_TOKENS} tokens or more, of which the first {MAX_TOKENS} count (default: the "
         "project's documentation, in a checkout)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -54,7 +54,7 @@ def quality(arguments: argparse.Namespace) -> int:
     checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
     original = open_checkpoint(find_checkpoint(arguments.against or arguments.model), "bf16")
     _check_same(checkpoint, original)
-    token_ids = original.tokenizer.encode(_text(arguments.text))[:MOST_TOKENS]
+    token_ids = original.tokenizer.encode(_text(arguments.text))[:MAX_TOKENS]
     require(reference_bytes(original.config, 4, 4), "two models in float32", ["take a smaller model"])
     with working("opening the models in transformers"):
         reference = with_weights(Reference.open(original.folder, "float32"), original.weights)
@@ -83,7 +83,7 @@ def _text(file: str | None) -> str:
         return read_text(file, f"the file {file} of --text")
     pages = sorted((rooms.SEARCH_PATH / OWN_TEXTS).glob("*/*.md")) if rooms.CHECKOUT else []
     if not pages:
-        raise UserError(f"there is no text to read; give one of {LEAST_TOKENS} tokens with --text")
+        raise UserError(f"there is no text to read; give one of {MIN_TOKENS} tokens with --text")
     return "\n".join(Path(page).read_text(encoding="utf-8") for page in pages)
 
 

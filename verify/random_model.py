@@ -23,7 +23,7 @@ from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session
 from aerie.llama32_1b.synthetic.shape import in_family, with_vocabulary
-from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY
+from aerie.llama32_1b.synthetic.tokenizer import MIN_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.variants import CONTEXTS
 from aerie.verify.reference import Reference, check_memory_with_reference
@@ -39,7 +39,7 @@ SEED = 0
 
 def random_model_config(config: ModelConfig) -> ModelConfig:
     """The config of a random model for a model with this config."""
-    vocabulary = min(max(config.vocab_size, SMALLEST_VOCABULARY), MAX_VOCABULARY)
+    vocabulary = min(max(config.vocab_size, MIN_VOCABULARY), MAX_VOCABULARY)
     return with_vocabulary(config, vocabulary).with_layers(min(config.num_hidden_layers, LAYERS))
 
 

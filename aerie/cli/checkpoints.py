@@ -31,7 +31,7 @@ DRAFTER_FOLDER = rooms.folder("llama32_1b") / "demo" / "drafter" / "checkpoint"
 BUILT_IN_MODELS = {DEMO: DEMO_FOLDER, "demo-diffusion": DIFFUSION_FOLDER, "demo-drafter": DRAFTER_FOLDER}
 """Checkpoints that come with the project."""
 
-LONGEST_NAME = 200
+MAX_NAME_LENGTH = 200
 """Characters of a wrong name in a message."""
 
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -67,8 +67,8 @@ def find_checkpoint(model: str) -> Path:
         return fetch(model)
     if hub_id(model) is None:
         raise CheckpointError(
-            f"--model {model[:LONGEST_NAME]!r} is neither a folder, nor a GGUF file, nor a Hugging Face id "
-            f"(owner/name), nor one of {', '.join((*BUILT_IN_MODELS, *PACKAGE_MODELS, *ALIASES))}; `aerie "
+            f"--model {model[:MAX_NAME_LENGTH]!r} is neither a folder, nor a GGUF file, nor a Hugging Face "
+            f"id (owner/name), nor one of {', '.join((*BUILT_IN_MODELS, *PACKAGE_MODELS, *ALIASES))}; `aerie "
             "models` lists those that are here"
         )
     return fetch_checkpoint(model)

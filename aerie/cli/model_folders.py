@@ -26,9 +26,9 @@ LATEST: Final = "latest"
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,127}(:\d{1,5})?")
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-LARGEST_MANIFEST: Final = 1 << 20
+MAX_MANIFEST_BYTES: Final = 1 << 20
 LAYER: Final = "application/vnd.ollama.image."
-MOST_NAMED: Final = 6
+MAX_NAMED: Final = 6
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _ollama_name(host: str, user: str, model: str, tag: str) -> str:
 
 
 def _manifest(name: str, path: Path, folder: Path) -> Manifest:
-    content = read_object(path, CheckpointError, LARGEST_MANIFEST)
+    content = read_object(path, CheckpointError, MAX_MANIFEST_BYTES)
     layers = content.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
         raise CheckpointError(f"{path} is no manifest of Ollama's; `ollama pull {name}` fetches it anew")
@@ -145,8 +145,8 @@ def _text(layer: Mapping[str, Any], key: str) -> str:
 def _those(names: Iterator[str]) -> str:
     """Return the part of a message that lists the models that exist; "" if there are none."""
     found = list(names)
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"; it has {', '.join(found[:MOST_NAMED])}{more}" if found else ""
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return f"; it has {', '.join(found[:MAX_NAMED])}{more}" if found else ""
 
 
 def lm_studio_folders() -> list[Path]:

@@ -22,7 +22,7 @@ from aerie.engine.reporter import Reporter
 from aerie.runtime.memory import format_file_bytes
 
 DONE = 0
-LONGEST_REASON = 300
+MAX_REASON_LENGTH = 300
 """Characters of a reason in the table. --json prints the whole reason."""
 
 
@@ -70,7 +70,7 @@ def _print_table(local: Sequence[LocalModel]) -> None:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
         if model and model.problem:
-            print(f"    {one_line(model.problem, LONGEST_REASON)}")
+            print(f"    {one_line(model.problem, MAX_REASON_LENGTH)}")
 
 
 def _row(model: LocalModel) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ processes.
     FOLDER/unfinished/    a work folder for each entry in progress; folders of killed processes are removed
 
 An entry appears in one step (`os.replace`) once it is complete. One that is damaged counts as missing. What
-was not used for OLDEST_DAYS is removed, and the least recently used beyond LARGEST_BYTES.
+was not used for MAX_UNUSED_DAYS is removed, and the least recently used beyond MAX_BYTES.
 """
 
 from __future__ import annotations

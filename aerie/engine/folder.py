@@ -18,9 +18,9 @@ from aerie.engine.errors import CheckpointError
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-LARGEST_CONFIG = 16 << 20
+MAX_CONFIG_BYTES = 16 << 20
 """Bytes of config.json and its like, which have some thousands; read whole."""
-LARGEST_TOKENIZER = 128 << 20
+MAX_TOKENIZER_BYTES = 128 << 20
 """Bytes of a file of the tokenizer; the largest published ones have 35 million."""
 
 TOKENIZER_FILES = (
@@ -30,7 +30,7 @@ TOKENIZER_FILES = (
 """What the libraries below read of a tokenizer, where it is there."""
 
 POINTER = b"version https://git-lfs.github.com/spec/"
-LONGEST_POINTER = 1024
+MAX_POINTER_BYTES = 1024
 
 OTHERS = (
     (
@@ -74,7 +74,7 @@ OTHERS = (
     (("*.safetensors",), "if it is the whole model, rename it to model.safetensors"),
 )
 """Files of weights that are not read, by name, with what to do. Errors name the first that is there."""
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 OF_EMBEDDINGS = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
 """Files of models that make vectors of texts, as sentence-transformers saves them."""
@@ -90,7 +90,7 @@ def check_file(
         if not stat.S_ISREG(about.st_mode):
             raise error(f"{path} is no file; fetch the checkpoint again")
         with path.open("rb") as file:
-            begin = file.read(len(POINTER)) if about.st_size <= LONGEST_POINTER else b""
+            begin = file.read(len(POINTER)) if about.st_size <= MAX_POINTER_BYTES else b""
     except FileNotFoundError:
         return  # whoever wants it says so
     except OSError as failure:
@@ -110,10 +110,10 @@ def check_file(
 def check_tokenizer_files(folder: Path) -> None:
     """CheckpointError as check_file, for all that a tokenizer may be read from."""
     for name in TOKENIZER_FILES:
-        check_file(folder / name, LARGEST_TOKENIZER)
+        check_file(folder / name, MAX_TOKENIZER_BYTES)
 
 
-def read_object(path: Path, error: type[CheckpointError], largest: int = LARGEST_CONFIG) -> dict[str, Any]:
+def read_object(path: Path, error: type[CheckpointError], largest: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """The object in a JSON file. FileNotFoundError where there is no file, `error` where it has no object."""
     check_file(path, largest, error)
     try:
@@ -153,6 +153,6 @@ def advice_on(names: Sequence[str]) -> str:
     for patterns, advice in OTHERS:
         found = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
         if found:
-            more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-            return f"there is {', '.join(found[:MOST_NAMED])}{more}: {advice}"
+            more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+            return f"there is {', '.join(found[:MAX_NAMED])}{more}: {advice}"
     return ""

@@ -17,8 +17,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Final, TypeGuard
 from urllib.parse import unquote
 
-MOST: Final = 2**53
-DIGITS: Final = 15
+MAX_EXACT: Final = 2**53
+MAX_DIGITS: Final = 15
 FORMATS: Final = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
 )
@@ -150,17 +150,17 @@ def is_number(value: Any) -> TypeGuard[int | Decimal]:
 
 def is_exact_f64(number: int | Decimal) -> bool:
     """Whether the number is unchanged by f64."""
-    if not -MOST <= number <= MOST:
+    if not -MAX_EXACT <= number <= MAX_EXACT:
         return False
     if number == int(number):
         return True
-    return Context(DIGITS).create_decimal(number) == number == Decimal(repr(float(number)))
+    return Context(MAX_DIGITS).create_decimal(number) == number == Decimal(repr(float(number)))
 
 
 def _lost(place: str, number: int | Decimal) -> str:
     return (
-        f"its {place} has {str(number)[:40]}, and numbers beyond 2**53, or of more than {DIGITS} digits, are "
-        "not taken; give it as a text"
+        f"its {place} has {str(number)[:40]}, and numbers beyond 2**53, or of more than {MAX_DIGITS} digits, are not "
+        "taken; give it as a text"
     )
 
 
@@ -177,7 +177,7 @@ def _check_constants(constants: Any, place: str) -> None:
 
 
 def _move_bounds(node: Node) -> None:
-    """Move bounds inwards to the next exact numbers, within -MOST and MOST."""
+    """Move bounds inwards to the next exact numbers, within -MAX_EXACT and MAX_EXACT."""
     bounds = {name: bound for name in (*LOWS, *HIGHS) if (bound := _number(node, name)) is not None}
     lost = [name for name, bound in bounds.items() if not is_exact_f64(bound) or _is_past(name, bound)]
     for name in lost:
@@ -197,15 +197,15 @@ def _move_bounds(node: Node) -> None:
 def _is_past(name: str, bound: int | Decimal) -> bool:
     """Whether the bound leaves no exact number."""
     far = bound if name in LOWS else -bound
-    return far > MOST or (far == MOST and name.startswith("exclusive"))
+    return far > MAX_EXACT or (far == MAX_EXACT and name.startswith("exclusive"))
 
 
 def _moved(name: str, bound: int | Decimal) -> tuple[str, int | Decimal]:
     """The replacing keyword and bound. Raises RefusedError if there is no exact number so near to 0."""
-    if not -MOST <= bound <= MOST:
-        return ("minimum", -MOST) if name in LOWS else ("maximum", MOST)
+    if not -MAX_EXACT <= bound <= MAX_EXACT:
+        return ("minimum", -MAX_EXACT) if name in LOWS else ("maximum", MAX_EXACT)
     rounds = ROUND_CEILING if name in LOWS else ROUND_FLOOR
-    made = Context(DIGITS, rounding=rounds).create_decimal(bound)
+    made = Context(MAX_DIGITS, rounding=rounds).create_decimal(bound)
     if not is_exact_f64(made):
         raise RefusedError(_lost(name, bound))
     return name, made

@@ -6,7 +6,7 @@ The key is a hash of the weights, of what was asked of them, and of the code tha
 with a JSON header, its length before it; then come the blocks of each tensor, at multiples of PAGE, and at
 the end a sha256 of the header and of a sum of each PIECE of the blocks. (A sha256 of all bytes would take
 longer than the rest of a start.) A file appears at once, complete. A damaged one is noted and written anew.
-Files that were not used for a month are removed, and the least recently used ones beyond LARGEST_BYTES.
+Files that were not used for a month are removed, and the least recently used ones beyond MAX_BYTES.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ AT_ONCE = 64 * PIECE
 THREADS = 2
 DIGEST_BYTES = hashlib.sha256().digest_size
 
-LARGEST_BYTES = 32 << 30
+MAX_BYTES = 32 << 30
 OLDEST_S = 30 * 24 * 60 * 60
 RECENT_S = 24 * 60 * 60
 """What was used within it stays: another process may be about to open it."""
@@ -190,7 +190,7 @@ def write_packed(path: Path, tensors: Mapping[str, QuantisedTensor], step: OnPro
     prune(path.parent)
 
 
-def prune(folder: Path, most_bytes: int = LARGEST_BYTES) -> None:
+def prune(folder: Path, most_bytes: int = MAX_BYTES) -> None:
     """Remove what was not used for a month, and the least recently used files beyond `most_bytes`."""
     kept, now = 0, time.time()
     for group in sorted(packed_groups(folder), key=lambda group: -group.used):

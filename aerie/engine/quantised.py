@@ -30,7 +30,7 @@ AUTO_KEEPS_QUANTISED = False
 
 CHUNK_BYTES = 1 << 20
 """Of float32 values that a thread computes at a time."""
-MOST_THREADS = 8
+MAX_THREADS = 8
 """Threads that compute the values of a tensor, which takes far longer than to read them."""
 
 
@@ -132,7 +132,7 @@ class ComputedTensor(Tensor):
     def _in_pieces(self, work: Callable[[slice], None], rows: int, multiple: int = 1) -> None:
         """Have threads do `work` for pieces of `rows` rows."""
         assert self.source is not None
-        threads = min(MOST_THREADS, cpu_count())
+        threads = min(MAX_THREADS, cpu_count())
         unit = math.lcm(multiple, self.source.unit)
         read_in_chunks(work, rows, 4 * math.prod(self.shape[1:]), CHUNK_BYTES, unit, threads)
 

@@ -19,7 +19,7 @@ from aerie.engine.token_length_bound import TextTooLongError, max_token_bytes
 from aerie.engine.tokenizer_files import DEFAULT, read_tokenizer, template_files
 from aerie.engine.tool_calls import Message, ToolCallFormat, Tools, detect_format, prepare_messages
 
-LONGEST_REASON = 200
+MAX_REASON_LENGTH = 200
 """Characters of what a library says is wrong with a tokenizer; some quote the file."""
 PROMPT_END = 16
 """Tokens at the end of a prompt in which a tag of thinking is looked for, whatever it is made of."""
@@ -343,7 +343,7 @@ def _of_gguf(model: GGUFModel, path: Path) -> Tokenizer:
 def _shown(error: Exception) -> str:
     """What a library says, on one line that is not too long."""
     reason = " ".join(str(error).split())
-    return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."
+    return reason if len(reason) <= MAX_REASON_LENGTH else f"{reason[:MAX_REASON_LENGTH]} ..."
 
 
 def _way_out(folder: Path) -> str:

@@ -29,7 +29,7 @@ TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 
 DEFAULT = "default"
 """The name of the template that is no other's."""
-LONGEST_LINE = 200
+MAX_LINE_LENGTH = 200
 
 
 def read_tokenizer(folder: Path) -> tuple[Any, ChatTemplate | None]:
@@ -178,7 +178,7 @@ def _check_convertible(folder: Path) -> None:
     Meta's own, of tiktoken, lacks the special tokens and the pattern that text is split by.
     """
     with (folder / "tokenizer.model").open("rb") as file:
-        is_tiktoken = TIKTOKEN_LINE.fullmatch(file.readline(LONGEST_LINE))
+        is_tiktoken = TIKTOKEN_LINE.fullmatch(file.readline(MAX_LINE_LENGTH))
     only = f"{folder} has tokenizer.model and no tokenizer.json, which is what is read"
     fetch = "fetch tokenizer.json of the same model from Hugging Face"
     if is_tiktoken:

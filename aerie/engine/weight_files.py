@@ -34,8 +34,8 @@ from aerie.engine.tensors import Tensor
 
 METADATA = "__metadata__"
 """What is no tensor in a header of safetensors."""
-LARGEST_INDEX = 64 << 20
-LARGEST_HEADER = 16 << 20
+MAX_INDEX_BYTES = 64 << 20
+MAX_HEADER_BYTES = 16 << 20
 """Bytes of what a file of safetensors says of its tensors; a model of 1000 layers has less than 2 million."""
 
 
@@ -151,7 +151,7 @@ def _notes_of(single: Path, index: Path) -> tuple[str, ...]:
 
 def _read_index(path: Path) -> dict[str, str]:
     """The file of each tensor, by what stands in the index."""
-    where = read_object(path, WeightsError, LARGEST_INDEX).get("weight_map")
+    where = read_object(path, WeightsError, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
         raise WeightsError(f"{path} is not a safetensors index (it has no weight_map); fetch it again")
     out = next((name for name in where.values() if not _stays_inside(name)), None)
@@ -187,7 +187,7 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
         check_file(path, error=WeightsError)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if length > LARGEST_HEADER:
+            if length > MAX_HEADER_BYTES:
                 raise WeightsError(_damaged(path, f"its header has {length} bytes"))
             with safe_open(path, framework="np"):
                 header = json.loads(file.read(length))

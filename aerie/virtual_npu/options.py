@@ -10,7 +10,7 @@ from aerie.virtual_npu.errors import OptionError
 NUMERICS = ("exact", "bfp16")
 ROUNDINGS = ("conv_even", "floor")
 RACES = ("error", "note")
-MOST_SECONDS = 10**9
+MAX_SECONDS = 10**9
 _SANITIZE = (
     "-fsanitize=address,undefined",
     "-fno-sanitize=alignment",
@@ -106,9 +106,9 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         _one_of("races", self.races, RACES)
-        if self.time_limit is not None and not 0 <= self.time_limit <= MOST_SECONDS:
+        if self.time_limit is not None and not 0 <= self.time_limit <= MAX_SECONDS:
             raise OptionError(
-                f"a time limit of {self.time_limit:g} s makes no sense: give seconds up to {MOST_SECONDS}, "
+                f"a time limit of {self.time_limit:g} s makes no sense: give seconds up to {MAX_SECONDS}, "
                 "or 0 for none"
             )
 

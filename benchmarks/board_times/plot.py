@@ -11,7 +11,7 @@ from benchmarks.board_times.measurements import FIT
 
 SIZE, MARGIN = 640, 60
 """Pixels of the plot's square, and around it."""
-LEAST_US, MOST_US = 30.0, 200_000.0
+MIN_US, MAX_US = 30.0, 200_000.0
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f", "#bcbd22")
 
 
@@ -35,7 +35,7 @@ def scatter(predictions: Sequence[Predicted]) -> str:
 
 def _place(microseconds: float) -> float:
     """Pixels from the plot's lower end."""
-    share = math.log(max(microseconds, LEAST_US) / LEAST_US) / math.log(MOST_US / LEAST_US)
+    share = math.log(max(microseconds, MIN_US) / MIN_US) / math.log(MAX_US / MIN_US)
     return min(share, 1.0) * SIZE
 
 
@@ -56,7 +56,7 @@ def _axes() -> Iterable[str]:
 
 def _lines() -> Iterable[str]:
     for factor, dash in ((1.0, ""), (1 + NEAR, "6 4"), (1 - NEAR, "6 4")):
-        low, high = max(LEAST_US, LEAST_US / factor), min(MOST_US, MOST_US / factor)
+        low, high = max(MIN_US, MIN_US / factor), min(MAX_US, MAX_US / factor)
         (x1, y1), (x2, y2) = _point(low, low * factor), _point(high, high * factor)
         yield (
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#888" '

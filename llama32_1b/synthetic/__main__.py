@@ -15,7 +15,7 @@ from aerie.engine.config import MAX_LAYERS, ModelConfig
 from aerie.engine.families import FAMILIES
 from aerie.engine.reporter import Reporter
 from aerie.llama32_1b.synthetic.shape import SHAPES, in_family, with_vocabulary
-from aerie.llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
+from aerie.llama32_1b.synthetic.tokenizer import MAX_VOCABULARY, MIN_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
 from aerie.runtime.memory import format_bytes
 
@@ -55,11 +55,11 @@ def chosen_config(arguments: argparse.Namespace) -> ModelConfig:
     vocabulary = arguments.vocab_size or config.vocab_size
     if layers > MAX_LAYERS:
         raise UserError(f"--layers {layers} cannot be had; ask for at most {MAX_LAYERS}")
-    if not SMALLEST_VOCABULARY <= vocabulary <= LARGEST_VOCABULARY:
+    if not MIN_VOCABULARY <= vocabulary <= MAX_VOCABULARY:
         raise UserError(
             f"--vocab-size {vocabulary} cannot be had: the tokenizer has 256 bytes and 256 special tokens, "
-            f"and no more than {LARGEST_VOCABULARY} tokens; ask for {SMALLEST_VOCABULARY} to "
-            f"{LARGEST_VOCABULARY}"
+            f"and no more than {MAX_VOCABULARY} tokens; ask for {MIN_VOCABULARY} to "
+            f"{MAX_VOCABULARY}"
         )
     changed = with_vocabulary(in_family(config, family), vocabulary)
     return changed.with_layers(layers)

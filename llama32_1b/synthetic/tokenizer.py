@@ -25,8 +25,8 @@ from aerie.llama32_1b.demo.tokenizer import (
 
 SPECIAL_COUNT: Final = 256
 BYTES: Final = 256
-SMALLEST_VOCABULARY: Final = BYTES + SPECIAL_COUNT
-LARGEST_VOCABULARY: Final = 600_000
+MIN_VOCABULARY: Final = BYTES + SPECIAL_COUNT
+MAX_VOCABULARY: Final = 600_000
 
 _PLACES: Final = {
     BEGIN_OF_TEXT: 0,
@@ -66,8 +66,8 @@ def mask_id(vocab_size: int) -> int:
 
 
 def make_tokenizer(vocab_size: int) -> Tokenizer:
-    """A tokenizer with `vocab_size` tokens, from SMALLEST_VOCABULARY to LARGEST_VOCABULARY."""
-    merges = list(islice(_merges(), vocab_size - SMALLEST_VOCABULARY))
+    """A tokenizer with `vocab_size` tokens, from MIN_VOCABULARY to MAX_VOCABULARY."""
+    merges = list(islice(_merges(), vocab_size - MIN_VOCABULARY))
     texts = chain(sorted(pre_tokenizers.ByteLevel.alphabet()), (first + last for first, last in merges))
     vocabulary = {text: token for token, text in enumerate(texts)}
     tokenizer = byte_level(models.BPE(vocabulary, merges))

@@ -23,7 +23,7 @@ from aerie.engine.weights import Weights
 from aerie.llama32_1b.synthetic import writer
 from aerie.llama32_1b.synthetic.__main__ import build_parser, chosen_config, main
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B, SHAPES, TINY, tensors
-from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY, make_tokenizer
+from aerie.llama32_1b.synthetic.tokenizer import MIN_VOCABULARY, make_tokenizer
 
 PROMPT = "What is the capital of France?"
 
@@ -117,7 +117,7 @@ def test_sizes_by_flags(tmp_path):
     assert chosen_config(build_parser().parse_args([str(tmp_path)])) == LLAMA_3_2_1B
 
 
-@pytest.mark.parametrize("vocab_size", [SMALLEST_VOCABULARY, 1024, 20_000, 128256])
+@pytest.mark.parametrize("vocab_size", [MIN_VOCABULARY, 1024, 20_000, 128256])
 def test_every_token_has_a_text_of_its_own(vocab_size):
     vocabulary = make_tokenizer(vocab_size).get_vocab()
     assert sorted(vocabulary.values()) == list(range(vocab_size))

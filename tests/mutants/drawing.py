@@ -18,7 +18,7 @@ from tests.mutants.table import Mutant, sources
 
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 OPERATORS = {"+": "-", "-": "+", "and": "or", "or": "and"}
-MOST_TESTS = 3
+MAX_TESTS = 3
 """Files of tests that are run for a drawn mutant: the smallest of those that import its module."""
 
 IMPORT = re.compile(r"^\s*(?:import (aerie[\w.]*)|from (aerie[\w.]*) import (.*))", re.MULTILINE)
@@ -53,7 +53,7 @@ def _module(root: Path, path: Path) -> str:
 
 def _tests_of(root: Path, module: str) -> list[str]:
     """The smallest files of tests that import a module."""
-    return [name for name, imported in _tests(root) if module in imported][:MOST_TESTS]
+    return [name for name, imported in _tests(root) if module in imported][:MAX_TESTS]
 
 
 @lru_cache(maxsize=4)

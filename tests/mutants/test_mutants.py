@@ -17,7 +17,7 @@ from tests.mutants.running import KILLED, NO_VERDICT, SURVIVED, Copy, Keys, Resu
 from tests.mutants.table import ROOT, Mutant, TableError, load, test_id
 
 TABLE = load()
-LEAST_MUTANTS, LEAST_ROOMS = 66, 6
+MIN_MUTANTS, MIN_ROOMS = 66, 6
 
 
 @pytest.mark.parametrize("mutant", TABLE, ids=lambda mutant: mutant.id)
@@ -29,8 +29,8 @@ def test_a_mutant_can_be_put_into_the_tree(mutant: Mutant) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(TABLE) >= LEAST_MUTANTS
-    assert len({mutant.room for mutant in TABLE}) >= LEAST_ROOMS
+    assert len(TABLE) >= MIN_MUTANTS
+    assert len({mutant.room for mutant in TABLE}) >= MIN_ROOMS
     assert not [name for name, count in Counter(mutant.id for mutant in TABLE).items() if count > 1]
 
 

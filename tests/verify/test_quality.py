@@ -13,7 +13,7 @@ from aerie.common.errors import UserError
 from aerie.engine.reporter import no_progress
 from aerie.verify import quality_command
 from aerie.verify.__main__ import main
-from aerie.verify.quality import LEAST_TOKENS, WINDOW, measure_quality, windows
+from aerie.verify.quality import MIN_TOKENS, WINDOW, measure_quality, windows
 from aerie.verify.reference_folder import facts_and_weights
 from tests import quantised_folders
 from tests.engine.checkpoints import write_checkpoint
@@ -29,7 +29,7 @@ def fixed(logits):
 def test_the_figures_are_those_of_their_definitions():
     draw = np.random.default_rng(0)
     ours, theirs = draw.normal(0, 1, (2, VOCAB)).astype(np.float32)
-    ids = draw.integers(0, VOCAB, LEAST_TOKENS + 100).tolist()
+    ids = draw.integers(0, VOCAB, MIN_TOKENS + 100).tolist()
     found = measure_quality(fixed(theirs), fixed(ours), ids, no_progress)
     p, q = (np.exp(each.astype(float)) / np.exp(each.astype(float)).sum() for each in (theirs, ours))
     scored = [

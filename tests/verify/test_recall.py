@@ -87,7 +87,7 @@ def test_training_begins_and_its_checkpoint_opens(
     tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A few steps, which learn nothing yet."""
-    monkeypatch.setattr(train, "MOST_STEPS", 3)
+    monkeypatch.setattr(train, "MAX_STEPS", 3)
     monkeypatch.setattr(train, "EVERY", 1)
     monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "model"), "--threads", "1"])
     train.main()

@@ -73,8 +73,9 @@ def forms_page() -> str:
             "JSON Schema",
             f"Names of `format` that are held: {formats}. Other names are passed over, and refused with "
             "`strict` true.",
-            f"Numbers are f64. `const`, `enum` and `multipleOf` with an integer beyond {json_schema.MOST} "
-            f"or with more than {json_schema.DIGITS} digits are refused. Bounds beyond are moved inwards.",
+            f"Numbers are f64. `const`, `enum` and `multipleOf` with an integer beyond "
+            f"{json_schema.MAX_EXACT} or with more than {json_schema.MAX_DIGITS} digits are refused. Bounds "
+            "beyond are moved inwards.",
             "With `strict` true, and in the field `json_schema`, what cannot be held is refused. Else it is "
             "left out, and the header `X-Aerie-Note` says what. Each of these only narrows a schema, so no "
             "answer is lost.",

@@ -22,7 +22,7 @@ from playwright.sync_api import sync_playwright
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
 SIZE = {"width": 1000, "height": 640}
 QUESTIONS = ("What is the capital of France?", "What is a memtile?")
-MOST_BYTES = 200_000
+MAX_BYTES = 200_000
 
 
 def wait_until_loaded(address: str) -> None:
@@ -80,7 +80,7 @@ def main() -> None:
         npu(page, address)
         browser.close()
     for path in FOLDER.glob("*.png"):
-        assert path.stat().st_size < MOST_BYTES, f"{path} has {path.stat().st_size} bytes"
+        assert path.stat().st_size < MAX_BYTES, f"{path} has {path.stat().st_size} bytes"
 
 
 if __name__ == "__main__":

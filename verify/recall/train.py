@@ -54,7 +54,7 @@ LESSONS: Final = (
 """Two hops start with two facts in a chunk: a single one could be found by its position, which is useless
 later.
 """
-MOST_STEPS: Final = 12_000
+MAX_STEPS: Final = 12_000
 
 
 def config() -> dict[str, Any]:
@@ -117,7 +117,7 @@ def steps(
 ) -> Iterator[float]:
     """Train in place. Yields after every EVERY steps the share of right answers to the hardest questions."""
     hardest, right, seen = (1 if lesson.one_hop == 1 else 2), 0, 0
-    for step in range(first, MOST_STEPS):
+    for step in range(first, MAX_STEPS):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP)
         batch = make_batch(rng, lesson)

@@ -32,7 +32,7 @@ DEVICES = {
 """The devices, with their columns."""
 ROWS = 6
 """Rows of an NPU: a shim, a memtile, four cores."""
-MOST_LOCK = 63
+MAX_LOCK = 63
 """A lock has six bits."""
 
 
@@ -149,8 +149,8 @@ class LockOp(IRDLOperation):
 
     def verify_(self) -> None:
         init = lock_init(self)
-        if not 0 <= init <= MOST_LOCK:
-            raise VerifyException(f"aie.lock begins with {init}: a lock has six bits, 0 to {MOST_LOCK}")
+        if not 0 <= init <= MAX_LOCK:
+            raise VerifyException(f"aie.lock begins with {init}: a lock has six bits, 0 to {MAX_LOCK}")
 
 
 ACTIONS = ("Acquire", "AcquireGreaterEqual", "Release")

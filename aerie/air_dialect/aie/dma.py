@@ -40,7 +40,7 @@ from aerie.air_dialect.aie.formats import (
 from aerie.air_dialect.assembly import print_parts
 
 DIRECTIONS = ("S2MM", "MM2S")
-MOST_DIMENSIONS = 4
+MAX_DIMENSIONS = 4
 
 
 class DmaProgramOp(AieOp):
@@ -252,9 +252,9 @@ class DmaBdOp(IRDLOperation):
             raise VerifyException(
                 f"aie.dma_bd has {len(sizes)} sizes and {len(strides)} strides: give as many"
             )
-        if len(sizes) > MOST_DIMENSIONS:
+        if len(sizes) > MAX_DIMENSIONS:
             raise VerifyException(
-                f"aie.dma_bd has {len(sizes)} dimensions: a descriptor has {MOST_DIMENSIONS}"
+                f"aie.dma_bd has {len(sizes)} dimensions: a descriptor has {MAX_DIMENSIONS}"
             )
         if pads and len(pads) != 2 * len(sizes):
             raise VerifyException("aie.dma_bd pads other dimensions than it has: give a pair for each size")

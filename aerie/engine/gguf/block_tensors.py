@@ -25,7 +25,7 @@ from aerie.engine.tensors import CONVERTED, RowReader, Tensor, TensorFile, read_
 
 CHUNK_BYTES = 1 << 20
 """Of float32 values that a thread makes of blocks at a time."""
-MOST_THREADS = 8
+MAX_THREADS = 8
 """Threads that make values of a tensor's blocks, which takes far longer than to read them."""
 
 
@@ -65,12 +65,12 @@ class BlockTensor(Tensor):
     def rows_into(self, out: BF16Array, first: int) -> None:
         part = self.part(first, len(out))
         unit, width = max(1, self.permuted_head), 4 * self.pitch
-        threads = min(MOST_THREADS, cpu_count())
+        threads = min(MAX_THREADS, cpu_count())
         with _BlockFile(part) as file:
             read_in_chunks(partial(file.read_rows, out), len(out), width, CHUNK_BYTES, unit, threads)
 
     def check_scales(self) -> None:
-        threads = min(MOST_THREADS, cpu_count())
+        threads = min(MAX_THREADS, cpu_count())
         if self.block_type.scales_at:
             with _BlockFile(self) as file:
                 read_in_chunks(file.check_scales, self.shape[0], self.row_bytes, CHUNK_BYTES, 1, threads)

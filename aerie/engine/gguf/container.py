@@ -27,15 +27,15 @@ from aerie.engine.gguf.block_types import NAMES, OTHERS, READ, BlockType
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 
-MOST_KEYS = 1 << 16
-MOST_TENSORS = 1 << 16
-MOST_ITEMS = 1 << 24
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_ITEMS = 1 << 24
 """Elements of an array, at most: a vocabulary has up to 300,000 tokens, and as many merges."""
-LARGEST_HEADER = 512 << 20
+MAX_HEADER_BYTES = 512 << 20
 """Bytes before the tensors' data, at most; a vocabulary of 256,000 tokens takes 16 million."""
-LONGEST_NAME = 1 << 10
-MOST_DIMENSIONS = 4
-MOST_VALUES = 1 << 48
+MAX_NAME_LENGTH = 1 << 10
+MAX_DIMENSIONS = 4
+MAX_VALUES = 1 << 48
 DEFAULT_ALIGNMENT = 32
 READ_AT_ONCE = 1 << 20
 """Bytes of the header that are read first; each further read is twice as long."""
@@ -165,9 +165,9 @@ class _Header:
         """Read `count` bytes from `at` on. Raises GGUFError if the file ends before."""
         if count > self.left:
             raise self.fail(f"{what} takes {count} bytes, and {self.left} are left in the file; {FETCH}")
-        if self.at + count > LARGEST_HEADER:
+        if self.at + count > MAX_HEADER_BYTES:
             raise self.fail(
-                f"{what} ends at byte {self.at + count}, and no header of more than {LARGEST_HEADER} bytes "
+                f"{what} ends at byte {self.at + count}, and no header of more than {MAX_HEADER_BYTES} bytes "
                 f"is read; {FETCH}"
             )
         while self.at + count > len(self.bytes):
@@ -184,7 +184,7 @@ class _Header:
         self.at += size
         return value
 
-    def string(self, what: str, most: int = LARGEST_HEADER) -> str:
+    def string(self, what: str, most: int = MAX_HEADER_BYTES) -> str:
         length = self.number("<Q", f"the length of {what}")
         if length > most:
             raise self.fail(f"{what} has {length} bytes, and no more than {most} are read; {FETCH}")
@@ -215,11 +215,11 @@ def _text(path: Path, what: str, raw: bytes) -> str:
 
 def _read(header: _Header) -> Container:
     version = _version(header)
-    tensor_count = _count(header, "tensors", MOST_TENSORS)
-    key_count = _count(header, "keys", MOST_KEYS)
+    tensor_count = _count(header, "tensors", MAX_TENSORS)
+    key_count = _count(header, "keys", MAX_KEYS)
     values: dict[str, Any] = {}
     for number in range(key_count):
-        key = header.string(f"the name of key {number}", LONGEST_NAME)
+        key = header.string(f"the name of key {number}", MAX_NAME_LENGTH)
         if key in values:
             raise header.fail(f"key {short(key)} is there twice: which value counts is not known; {FETCH}")
         values[key] = _value(header, key)
@@ -280,8 +280,8 @@ def _skip_array(header: _Header, what: str) -> _Span:
     kind, count = header.number("<I", what), header.number("<Q", what)
     if kind == ARRAY:
         raise header.fail(f"{what} is an array of arrays, which no reader of GGUF knows; {FETCH}")
-    if count > MOST_ITEMS:
-        raise header.fail(f"{what} has {count} elements, and no more than {MOST_ITEMS} are read; {FETCH}")
+    if count > MAX_ITEMS:
+        raise header.fail(f"{what} has {count} elements, and no more than {MAX_ITEMS} are read; {FETCH}")
     start = header.at
     if kind == STRING:
         header.skip_strings(count, what)
@@ -343,16 +343,14 @@ class _Record(NamedTuple):
 
 def _record(header: _Header, number: int) -> _Record:
     """One line of the table of tensors."""
-    name = header.string(f"the name of tensor {number}", LONGEST_NAME)
+    name = header.string(f"the name of tensor {number}", MAX_NAME_LENGTH)
     what = f"tensor {short(name)}"
     dimensions = header.number("<I", what)
-    if not 1 <= dimensions <= MOST_DIMENSIONS:
-        raise header.fail(f"{what} has {dimensions} dimensions; 1 to {MOST_DIMENSIONS} are known: {FETCH}")
+    if not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise header.fail(f"{what} has {dimensions} dimensions; 1 to {MAX_DIMENSIONS} are known: {FETCH}")
     shape = tuple(header.number("<Q", what) for _ in range(dimensions))[::-1]
-    if not 0 < math.prod(shape) <= MOST_VALUES:
-        raise header.fail(
-            f"{what} has shape {_shape(shape)}; it must have 1 to {MOST_VALUES} values: {FETCH}"
-        )
+    if not 0 < math.prod(shape) <= MAX_VALUES:
+        raise header.fail(f"{what} has shape {_shape(shape)}; it must have 1 to {MAX_VALUES} values: {FETCH}")
     kind, offset = header.number("<I", what), header.number("<Q", what)
     return _Record(name, shape, _kind(header, what, kind, shape), offset)
 

@@ -61,7 +61,7 @@ EOS_TEXTS = (
 one, and models say others too (llama.cpp, llama-vocab.cpp, special_eog_ids)."""
 CONTROL = 3
 
-MOST_TOKENS_TOLD = 1 << 24
+MAX_DECLARED_TOKENS = 1 << 24
 
 
 class MetadataReader:

@@ -33,7 +33,7 @@ PROJECTOR_PREFIXES = ("mmproj",)
 """What the names of files begin with that lie beside a model and are none: projectors of images."""
 KEPT_OPEN = 8
 """Files whose headers are remembered: a command asks several times for those of its models."""
-MOST_SHOWN = 4
+MAX_SHOWN = 4
 
 KINDS = {
     "adapter": "it is a LoRA adapter, and no model: merge it into its base model (llama-export-lora)",
@@ -113,9 +113,9 @@ def _only_model(folder: Path) -> Path | None:
             models.setdefault(part["name"] if part else file.name, file)
     if len(models) > 1:
         names = [file.name for file in models.values()]
-        more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+        more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
         raise GGUFError(
-            f"{folder} has {len(names)} models in GGUF ({', '.join(names[:MOST_SHOWN])}{more}), and which is "
+            f"{folder} has {len(names)} models in GGUF ({', '.join(names[:MAX_SHOWN])}{more}), and which is "
             f"meant is not known: give the file, such as {folder / names[0]}"
         )
     return next(iter(models.values()), None)

@@ -24,7 +24,7 @@ ORIGINAL = "original_max_position_embeddings"
 DEFAULT_BASE = 10000.0
 LLAMA_3 = (1.0, 4.0, 8192)
 """low_freq_factor, high_freq_factor and original length of every published model of the rule."""
-MOST_ORIGINAL = 1 << 30
+MAX_ORIGINAL_POSITIONS = 1 << 30
 CLOSE = 1e-6
 """How far the inverse of a divisor, computed in float32, may be from that of the rule that made it."""
 
@@ -155,7 +155,7 @@ def _solved(
     kept = (1 / given[ends].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
     slope = float((kept[0] - kept[1]) / (turns[ends[0]] - turns[ends[1]]))
     offset = float(kept[0]) - slope * float(turns[ends[0]])
-    if not (offset < 0 < slope and 1 <= -slope / offset <= MOST_ORIGINAL):
+    if not (offset < 0 < slope and 1 <= -slope / offset <= MAX_ORIGINAL_POSITIONS):
         return
     high = round(1 - 1 / offset, 3)
     if high > 1:

@@ -27,7 +27,7 @@ BLANK: Final = "▁"
 WHOLE_TOKENIZER: Final = "tokenizer.huggingface.json"
 TEMPLATE: Final = "tokenizer.chat_template"
 
-LARGEST_JSON: Final = 128 << 20
+MAX_JSON_BYTES: Final = 128 << 20
 """Characters of a tokenizer.json in the metadata; the largest published one has 35 million."""
 
 
@@ -83,7 +83,7 @@ def _whole_tokenizer(vocabulary: Vocabulary) -> Tokenizer | None:
     from tokenizers import Tokenizer
 
     content = vocabulary.metadata.get(WHOLE_TOKENIZER)
-    if not isinstance(content, str) or len(content) > LARGEST_JSON:
+    if not isinstance(content, str) or len(content) > MAX_JSON_BYTES:
         return None
     try:
         backend = Tokenizer.from_str(content)

@@ -16,12 +16,12 @@ from typing import Any, Final, NoReturn
 from aerie.engine.errors import CheckpointError
 
 PREFIX: Final = "tokenizer.ggml."
-MOST_TOKENS: Final = 1 << 19
+MAX_TOKENS: Final = 1 << 19
 """The largest published vocabulary has 262,144."""
-MOST_MERGES: Final = 4_000_000
-LONGEST_TOKEN: Final = 1024
+MAX_MERGES: Final = 4_000_000
+MAX_TOKEN_LENGTH: Final = 1024
 """Characters of a token. Published ones have up to 256, of blanks."""
-MOST_TEXT: Final = 8_000_000
+MAX_TEXT_LENGTH: Final = 8_000_000
 """Characters of all tokens; published ones have 2 million."""
 
 NAMES: Final = {
@@ -109,7 +109,7 @@ class Vocabulary:
 
     def scores(self) -> Sequence[float]:
         """Return SentencePiece's score of each token: the highest is merged first. Raises CheckpointError."""
-        scores = _listed(self.metadata, "scores", MOST_TOKENS)
+        scores = _listed(self.metadata, "scores", MAX_TOKENS)
         if len(scores) != len(self.tokens):
             refuse(f"there are {len(self.tokens)} tokens and {len(scores)} scores")
         if not {*map(type, scores)} <= {float, int} or not all(map(math.isfinite, scores)):
@@ -118,7 +118,7 @@ class Vocabulary:
 
     def merges(self) -> list[tuple[str, str]]:
         """Return the pairs of tokens to merge, the first priority first. Raises CheckpointError."""
-        merges = _listed(self.metadata, "merges", MOST_MERGES)
+        merges = _listed(self.metadata, "merges", MAX_MERGES)
         if not {*map(type, merges)} <= {str}:
             refuse(f"{PREFIX}merges holds what is no text")
         pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
@@ -126,7 +126,7 @@ class Vocabulary:
         for number, (left, right) in enumerate(pairs):
             if left not in known or right not in known or left + right not in known:
                 refuse(
-                    f"merge {number} is {merges[number][:LONGEST_TOKEN]!r}, which are no two tokens that "
+                    f"merge {number} is {merges[number][:MAX_TOKEN_LENGTH]!r}, which are no two tokens that "
                     "make a third"
                 )
         return pairs
@@ -134,9 +134,9 @@ class Vocabulary:
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """Return the vocabulary in metadata. Raises CheckpointError if it is missing, damaged or too large."""
-    tokens = _listed(metadata, "tokens", MOST_TOKENS)
+    tokens = _listed(metadata, "tokens", MAX_TOKENS)
     _check_texts(tokens)
-    types = _listed(metadata, "token_type", MOST_TOKENS) if PREFIX + "token_type" in metadata else None
+    types = _listed(metadata, "token_type", MAX_TOKENS) if PREFIX + "token_type" in metadata else None
     if types is None:
         return Vocabulary(tokens, [TokenType.NORMAL] * len(tokens), metadata)
     if len(types) != len(tokens):
@@ -161,10 +161,10 @@ def _check_texts(tokens: Sequence[Any]) -> None:
         number = next(n for n, token in enumerate(tokens) if type(token) is not str)
         refuse(f"token {number} is {type(tokens[number]).__name__}, not a text")
     longest = max(map(len, tokens))
-    if longest > LONGEST_TOKEN or sum(map(len, tokens)) > MOST_TEXT:
+    if longest > MAX_TOKEN_LENGTH or sum(map(len, tokens)) > MAX_TEXT_LENGTH:
         refuse(
-            f"its tokens have {sum(map(len, tokens))} characters, the longest {longest}, and {MOST_TEXT} and "
-            f"{LONGEST_TOKEN} are the limits"
+            f"its tokens have {sum(map(len, tokens))} characters, the longest {longest}, and {MAX_TEXT_LENGTH} "
+            f"and {MAX_TOKEN_LENGTH} are the limits"
         )
     try:
         "".join(tokens).encode()

@@ -41,7 +41,7 @@ STATE = ".quant_state.bitsandbytes__"
 FOUR_BITS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", f"{STATE}nf4", f"{STATE}fp4")
 EIGHT_BITS = (".SCB", ".weight_format")
 CODES_OF_SCALE = 256
-LARGEST_STATE = 1 << 16
+MAX_STATE_BYTES = 1 << 16
 RANGE = np.float32(127)
 
 
@@ -52,7 +52,7 @@ class State:
         self._tensor = tensor
         try:
             content = bytes(read_small(tensor).astype(np.uint8))
-            self._entries = json.loads(content if len(content) <= LARGEST_STATE else b"")
+            self._entries = json.loads(content if len(content) <= MAX_STATE_BYTES else b"")
             self.shape = tuple(self._size(size) for size in self._entries["shape"])
             self.block = self._size(self._entries["blocksize"])
             self.nested_block = self._size(self._entries.get("nested_blocksize", 1))

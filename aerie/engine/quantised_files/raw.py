@@ -26,7 +26,7 @@ RAW_DTYPES: dict[str, np.dtype[Any]] = {
 FLOATS = ("BF16", "F16", "F32")
 WORDS = ("I32", "U32")
 WORD_BITS = 32
-MOST_VALUES = 1 << 22
+MAX_VALUES = 1 << 22
 """Of a small tensor that is read whole."""
 
 FETCH = "the file is damaged, or was made by another version of the tool: fetch it again"
@@ -95,7 +95,7 @@ def read_flat(tensor: Tensor, first: int, count: int) -> NDArray[Any]:
 def read_small(tensor: Tensor) -> NDArray[Any]:
     """All elements of a small tensor, flat. Raises WeightsError."""
     count = math.prod(tensor.shape)
-    if tensor.dtype not in RAW_DTYPES or count > MOST_VALUES:
+    if tensor.dtype not in RAW_DTYPES or count > MAX_VALUES:
         raise WeightsError(
             f"tensor {tensor.name} in {tensor.path} is {tensor.dtype} of shape {shape_text(tensor.shape)}, "
             f"which no tool writes; {FETCH}"
@@ -106,7 +106,7 @@ def read_small(tensor: Tensor) -> NDArray[Any]:
 def check_finite(tensor: Tensor) -> None:
     """Raises WeightsError where scales, or what else counts as such, are no finite numbers."""
     width = max(1, math.prod(tensor.shape[1:]))
-    at_once = max(1, MOST_VALUES // width)
+    at_once = max(1, MAX_VALUES // width)
     rows = tensor.shape[0] if tensor.shape else 1
     for first in range(0, rows, at_once):
         count = min(at_once, rows - first)

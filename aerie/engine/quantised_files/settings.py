@@ -15,8 +15,8 @@ from aerie.engine.errors import ConfigError
 ENTRIES = ("quantization_config", "quantization", "compression_config")
 """Where transformers, MLX and compressed-tensors say how the weights were quantised."""
 BITS = (4, 8)
-LARGEST_GROUP = 1 << 24
-MOST_SHOWN = 60
+MAX_GROUP = 1 << 24
+MAX_SHOWN = 60
 """Characters of a name that a message quotes."""
 READ = (
     "AWQ (gemm), GPTQ, compressed-tensors (pack-quantized), MLX (affine) and bitsandbytes are read: fetch "
@@ -81,7 +81,7 @@ class _Entry:
 
     def refuse(self, why: str) -> NoReturn:
         raise ConfigError(
-            f"{self._reader.path}: the checkpoint is quantised with {self.method[:MOST_SHOWN]} "
+            f"{self._reader.path}: the checkpoint is quantised with {self.method[:MAX_SHOWN]} "
             f"({self.name}), {why}; {READ}"
         )
 
@@ -99,13 +99,11 @@ class _Entry:
 
     def group_size(self, value: Any) -> int:
         """Columns; -1 and null mean all of a row, which is 0 here."""
-        return 0 if value in (None, -1) else self.number("group_size", value, range(1, LARGEST_GROUP))
+        return 0 if value in (None, -1) else self.number("group_size", value, range(1, MAX_GROUP))
 
     def number(self, name: str, value: Any, allowed: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value not in allowed:
-            shown = (
-                f"from 1 to {LARGEST_GROUP}" if isinstance(allowed, range) else " or ".join(map(str, allowed))
-            )
+            shown = f"from 1 to {MAX_GROUP}" if isinstance(allowed, range) else " or ".join(map(str, allowed))
             self.refuse(f"and {name} is {short(value)}, where {shown} is read")
         return value
 

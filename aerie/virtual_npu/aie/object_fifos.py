@@ -32,7 +32,7 @@ from aerie.virtual_npu.aie.design import (
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.op_errors import line_of, unsupported
 
-MOST_CHANNELS = {SHIM: 2, MEMTILE: 6}
+MAX_CHANNELS = {SHIM: 2, MEMTILE: 6}
 """DMA channels of a direction by row; a core's tile has two."""
 
 
@@ -253,7 +253,7 @@ def _connect(device: Device, fifo: Fifo) -> None:
 
 
 def _free_channel(device: Device, fifo: Fifo, place: Place, *, sends: bool, pinned: int = -1) -> Channel:
-    most = MOST_CHANNELS.get(place[1], 2)
+    most = MAX_CHANNELS.get(place[1], 2)
     for number in range(most) if pinned < 0 else (pinned,):
         channel = Channel(place, sends, number)
         if channel not in device.channels:

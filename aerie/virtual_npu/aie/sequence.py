@@ -22,7 +22,7 @@ from aerie.virtual_npu.codegen.cpp_text import add, is_integer, mul, parenthesiz
 from aerie.virtual_npu.codegen.execution import BodyMode
 from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
 
-MOST_REPEAT = 255
+MAX_REPEAT = 255
 
 
 @dataclass
@@ -321,7 +321,7 @@ def _task_bd(
     elif sizes:
         length = _product(sizes)
     iteration = "{}"
-    if len(sizes) == dma.MOST_DIMENSIONS and repeats:
+    if len(sizes) == dma.MAX_DIMENSIONS and repeats:
         iteration = f"{{{sizes[0]}, {strides[0]}, 0}}"
         sizes, strides = sizes[1:], strides[1:]
     pads = integers(op.pad) or [0] * (2 * len(sizes))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aerie.virtual_npu.random_programs import RandomProgram
 
 LABELS = "labels.jsonl"
-MOST = 100_000
+MAX_NUMBER = 100_000
 STACK_BYTES = 2048
 """The stack that the programs are drawn for: some divide scalars."""
 
@@ -36,8 +36,8 @@ def add(commands: Any) -> None:
 
 
 def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) > MOST:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number from 0 to {MOST}")
+    if not text.isdecimal() or int(text) > MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number from 0 to {MAX_NUMBER}")
     return int(text)
 
 
