@@ -159,8 +159,8 @@ def is_exact_f64(number: int | Decimal) -> bool:
 
 def _lost(place: str, number: int | Decimal) -> str:
     return (
-        f"its {place} has {str(number)[:40]}, and numbers beyond 2**53, or of more than {MAX_DIGITS} digits, are not "
-        "taken; give it as a text"
+        f"its {place} has {str(number)[:40]}, and numbers beyond 2**53, or of more than {MAX_DIGITS} "
+        "digits, are not taken; give it as a text"
     )
 
 

@@ -163,8 +163,8 @@ def _check_texts(tokens: Sequence[Any]) -> None:
     longest = max(map(len, tokens))
     if longest > MAX_TOKEN_LENGTH or sum(map(len, tokens)) > MAX_TEXT_LENGTH:
         refuse(
-            f"its tokens have {sum(map(len, tokens))} characters, the longest {longest}, and {MAX_TEXT_LENGTH} "
-            f"and {MAX_TOKEN_LENGTH} are the limits"
+            f"its tokens have {sum(map(len, tokens))} characters, the longest {longest}, and "
+            f"{MAX_TEXT_LENGTH} and {MAX_TOKEN_LENGTH} are the limits"
         )
     try:
         "".join(tokens).encode()

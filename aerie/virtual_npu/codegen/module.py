@@ -131,7 +131,9 @@ _PARTS: dict[str, list[str]] = {
 RUNTIME = ["runtime.cc", "team.cc", "sizes.cc"]
 """What every program links."""
 
-_CHECKS = ["check.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "happens_before.cc", "record.cc"]
+_CHECKS = [
+    "check.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "happens_before.cc", "races.cc", "record.cc",
+]  # fmt: skip
 
 
 def generate(
