@@ -128,7 +128,7 @@ _PARTS: dict[str, list[str]] = {
     "made": ["made.cc"],
 }
 """Parts of the runtime that only some programs need: header, and sources."""
-RUNTIME = ["runtime.cc", "team.cc", "sizes.cc"]
+RUNTIME = ["runtime.cc", "copies.cc", "team.cc", "sizes.cc"]
 """What every program links."""
 
 _CHECKS = [

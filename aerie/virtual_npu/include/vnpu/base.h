@@ -99,6 +99,15 @@ VNPU_INLINE i64 floor_div(i64 a, i64 b) { return a / b - (a % b < 0); }
 VNPU_INLINE i64 ceil_div(i64 a, i64 b) { return a / b + (a % b > 0); }
 VNPU_INLINE i64 floor_mod(i64 a, i64 b) { return a % b + (a % b < 0 ? b : 0); }
 
+inline i64 gcd(i64 a, i64 b) {
+  while (b) {
+    const i64 r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
 // The place of an operation in the program: its name as printed in messages, and its line in the MLIR text.
 struct Site {
   const char *op;
