@@ -86,9 +86,7 @@ class LlamaCppRequest(LlamaSettings):
     n_predict: Annotated[int, Field(ge=-1)] = -1
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_RUNNING_REQUESTS)] = 1
-    logit_bias: dict[str, Bias] | list[Annotated[list[Bias], Field(min_length=2, max_length=2)]] = Field(
-        default_factory=list
-    )
+    logit_bias: dict[str, Bias] | list[BiasPair] = Field(default_factory=list)
     ignore_eos: bool = False
     grammar: str = ""
     json_schema: dict[str, Any] | None = None
@@ -101,7 +99,6 @@ class LlamaCppRequest(LlamaSettings):
     cache_prompt: bool | None = None
     id_slot: Annotated[int, Field(ge=-1, lt=MAX_RUNNING_REQUESTS)] | None = None
     n_keep: int | None = None
-    repeat_last_n: int | None = None
     min_keep: int | None = None
     samplers: list[str] | str | None = None
     dry_base: float | None = None
@@ -142,20 +139,12 @@ class LlamaCppRequest(LlamaSettings):
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
         if (invalid := next((bias for _, bias in pairs if isinstance(bias, str)), None)) is not None:
             raise ValueError(f"logit_bias has {invalid!r}; give a number, or false to leave a token out")
-        if self.repeat_last_n not in (None, -1) and self._has_penalties:
-            raise ValueError(
-                f"repeat_last_n is {self.repeat_last_n}, and penalties look at the whole text here; give -1"
-            )
         if (count := len(self.prompts) * self.n_cmpl) > MAX_RUNNING_REQUESTS:
             raise ValueError(
                 f"{count} answers were requested, and {MAX_RUNNING_REQUESTS} is the limit; send several "
                 "requests"
             )
         return self
-
-    @property
-    def _has_penalties(self) -> bool:
-        return self.repeat_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
     @property
     def prompts(self) -> list[str | list[str | int]]:

@@ -36,8 +36,7 @@ WholeNumber = Annotated[int, BeforeValidator(_whole)]
 
 class OllamaOptions(LlamaSettings):
     """The settings of an answer. num_predict: maximum output tokens; 0 or less means up to the end of the
-    context. num_ctx: ignored, as the context is the model's. repeat_last_n: only -1 with penalties, which
-    look at the whole text."""
+    context. num_ctx: ignored, as the context is the model's."""
 
     num_predict: WholeNumber = -1
     top_k: WholeNumber = 40
@@ -75,16 +74,6 @@ class OllamaOptions(LlamaSettings):
         "mirostat": ([0], "Mirostat is not built"),
         "penalize_newline": ([True], "penalties are for all tokens"),
     }
-
-    @model_validator(mode="after")
-    def _check_penalties(self) -> Self:
-        has_penalties = self.repeat_penalty != 1 or self.presence_penalty or self.frequency_penalty
-        if self.repeat_last_n not in (None, -1) and has_penalties:
-            raise ValueError(
-                f"repeat_last_n is {self.repeat_last_n}, and penalties look at the whole text here; give -1, "
-                "or leave it out"
-            )
-        return self
 
 
 class OllamaSampling(SamplingFields):
