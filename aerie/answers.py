@@ -417,7 +417,7 @@ def _draft_source(draft: Any, session: Session) -> str | DraftSource | None:
         raise UserError(f"draft is {reprlib.repr(draft)}; give 'lookup', a model that drafts, or None")
     other = state.session()
     if other is session:
-        raise UserError("draft is the model itself, whose guesses cost what its answers do; name a smaller")
+        raise UserError("draft is the model itself, whose drafts cost what its answers do; name a smaller")
     own, others = ((each.model.config, each.tokenizer) for each in (session, other))
     check_drafter(own, others, "model")
     return draft_model_source(lambda: other.model, state.lock, session.model.config)

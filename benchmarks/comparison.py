@@ -292,7 +292,7 @@ class ComparisonRun:
         for text in self.plan.texts[:1]:
             ours("time_drafts", text=text, tokens=TEXT_WARM_UP_TOKENS)  # loads the programs
         for text, number in itertools.product(self.plan.texts, range(self.plan.rounds)):
-            self._step(f"{self._round(number)}: {text.replace('_', ' ')}, with guesses and without")
+            self._step(f"{self._round(number)}: {text.replace('_', ' ')}, with drafts and without")
             for name, value in ours("time_drafts", text=text, tokens=TEXT_TOKENS).items():
                 self.samples.add(OURS, f"{text}_{name}", value)
 

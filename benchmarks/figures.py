@@ -205,13 +205,13 @@ def _share_of_memory(nbytes: int, seconds: Sequence[float], bandwidths: Sequence
 
 def ratios(samples: Samples) -> dict[str, float]:
     """first_token_ratio_*: our time over theirs. prefill_ratio_* and decode_ratio_*: theirs over ours, of the
-    same prompts and of decoding, so that higher is better. rows_ratio_*: decoding in the family rows over
-    that in guide. few_rows_ratio_*: a pass of so many rows over one of one. shared_ratio: a prompt that
+    same prompts and of decoding, so that higher is better. rows_ratio_*: decoding in the decode path rows
+    over that in guide. few_rows_ratio_*: a pass of so many rows over one of one. shared_ratio: a prompt that
     shares most of its tokens with the conversation over one that shares none. together_ratio_*: tokens per
-    second of so many requests over those of one, both in the family rows. batch_ratio: ours over theirs, of
-    8 requests. pool_ratio: as shared_ratio, of a prompt that the pool of many requests has most of.
-    paging_ratio: a token of one request from pages over one from a KV cache of its own. lookup_ratio_*:
-    a token of an answer without guesses over one with guesses by lookup, both in the family rows, so that
+    second of so many requests over those of one, both in the decode path rows. batch_ratio: ours over theirs,
+    of 8 requests. pool_ratio: as shared_ratio, of a prompt that the pool of many requests has most of.
+    paging_ratio: a token of one request from pages over one from a KV cache of its own. lookup_ratio_*: a
+    token of an answer without drafts over one with drafts by lookup, both in the decode path rows, so that
     higher is better; lookup_guide_ratio_*: one without them in guide over the same. http_together_ratio_*:
     tokens per second of so many clients of the server over those of the engine alone. rss_ratio: our peak
     over the checkpoint's bytes.

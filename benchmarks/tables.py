@@ -52,7 +52,7 @@ def comparison_rows(figures: Record) -> Iterator[Row]:
         yield f"{text}_lookup_ms", "  with lookup, times faster", f"lookup_ratio_{text}", 1
         yield f"{text}_guide_ms", "  than in guide", f"lookup_guide_ratio_{text}", 1
         yield f"{text}_per_pass", "  tokens a pass with lookup", "", 2
-        yield f"{text}_right", "  share of its guesses that were right", "", 2
+        yield f"{text}_right", "  share of its draft tokens that were right", "", 2
     yield "http_first_token_ms", "HTTP: more to the first token, ms", "", 2
     yield "http_token_ms", "  more per streamed token, ms", "", 2
     key = "http_together_tokens_per_s"

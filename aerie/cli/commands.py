@@ -60,7 +60,7 @@ def compile_(arguments: argparse.Namespace) -> int:
     options, report = runtime_options(arguments, compile_only=True), Reporter()
     config = load_config_with_kinds(find_checkpoint(arguments.model), arguments.weights)
     config = config.with_max_positions(arguments.max_model_len)
-    if arguments.draft is not None:  # guesses are tried in steps, whatever an answer by itself is decoded in
+    if arguments.draft is not None:  # draft tokens are checked in `rows`, whatever the decode path
         compile_programs(config, replace(options, decode=ROWS), report, all_variants=True)
     if arguments.draft is None or options.decode != ROWS:
         compile_programs(config, options, report, all_variants=True)

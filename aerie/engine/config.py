@@ -259,7 +259,7 @@ def _draft_mask_id(config: ConfigReader) -> int | None:
     if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
         raise ConfigError(
             f"{config.path}: pard_token is {short(token)}, which is not a token of the vocabulary of "
-            f"{vocab_size}: no guesses can be made with it; correct it"
+            f"{vocab_size}: no draft tokens can be made with it; correct it"
         )
     return token
 

@@ -180,7 +180,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="[NAME=]DRAFT",
         help="as for `aerie run`: lookup, or a smaller model with the same tokenizer, of all models or of "
-        "one; no token changes (default: no guesses)",
+        "one; no token changes (default: no drafts)",
     )
     add_weights(parser)
     add_template(parser)

@@ -80,7 +80,7 @@ class Metrics:
         )
         self._tokens = Counter(
             "aerie_tokens",
-            "Tokens of prompts, of these found in the pool, made, guessed, and of these right",
+            "Tokens: of prompts, of these found in the pool, generated, drafted, and of these right",
             ["kind", "model"],
             registry=registry,
         )

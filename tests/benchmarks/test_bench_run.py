@@ -346,7 +346,7 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     assert "[16/47] round 2 of 2: decode at context 128" in shown.err
     assert "[29/47] programs by themselves" in shown.err
     assert "[35/47] round 2 of 2: decode at context 512, from pages" in shown.err
-    assert "[41/47] round 2 of 2: quoting summary, with guesses and without" in shown.err
+    assert "[41/47] round 2 of 2: quoting summary, with drafts and without" in shown.err
     assert "[47/47] round 2 of 2: answers over HTTP, 16 at once" in shown.err
     recorded = json.loads(out.read_text())
     found = recorded["sets"]["native"]

@@ -1,4 +1,4 @@
-"""What guesses by lookup save on the committed texts by a table of costs: no clock, no model."""
+"""What drafts by lookup save on the committed texts by a table of costs: no clock, no model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AVX512_BF16, AVX512 = {8: 1.0, 16: 1.33, 32: 2.2}, {8: 1.0, 16: 1.57, 32: 3.1}
 """What a pass of up to so many rows takes, over one of 8 (docs/dev/performance-notes.md, few rows)."""
 EACH_ROW = {1: 0.63, 2: 0.65, 4: 0.78, 8: 1.0, 16: 1.55, 32: 2.9}
 """The same as it was found in one run on AVX512-BF16 (docs/dev/performance-notes.md, several tokens a
-pass): there a guess takes time among the first rows too."""
+pass): there a draft token takes time among the first rows too."""
 
 
 class KnownAnswer:
@@ -97,7 +97,7 @@ def cost(rows: int, costs: Mapping[int, float]) -> float:
 
 REPEATING = pytest.mark.parametrize("name", ["code_editing", "quoting_summary"])
 GAINS = {1: 2.0, 3: 1.9, 6: 1.3, 8: 1.05, 12: 1.2, 20: 1.4}
-"""What so many answers gain. Most where few of them leave rows of a program to guesses, for its time is the
+"""What so many answers gain. Most where few of them leave rows of a program to drafts, for its time is the
 same."""
 
 

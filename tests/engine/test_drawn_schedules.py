@@ -69,7 +69,7 @@ def drawn_manner(random: np.random.Generator, drafts: Sequence[Any]) -> DecodeCo
 
 
 def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int]) -> list[DrawnRequest]:
-    """A schedule. Prompts repeat themselves, so that lookup can guess; most answers do not end by
+    """A schedule. Prompts repeat themselves, so that lookup finds drafts; most answers do not end by
     the model's own tokens."""
     stem = random.integers(20, 1400, 90).tolist()
     made = []
@@ -174,7 +174,7 @@ def test_blocks_in_drawn_schedules(blocks: Session) -> None:
 
 @pytest.mark.parametrize("kind", ["lookup", "model", "at once"])
 def test_drafts_in_drawn_schedules(kind: str) -> None:
-    """By lookup; by the demo's drafter; and by it as if it made its guesses at once."""
+    """By lookup; by the demo's drafter; and by it as if it made its drafts at once."""
     names = ("demo", "demo-drafter")
     session, drafter = (session_of(open_checkpoint(BUILT_IN_MODELS[name])) for name in names)
     model = drafter.model

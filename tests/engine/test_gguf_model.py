@@ -378,7 +378,7 @@ CHANGED = {
     "llama.pooling_type": (3, r"llama\.pooling_type is 3: it makes embeddings of texts, and says none"),
     "llama.nextn_predict_layers": (
         1,
-        r"llama\.nextn_predict_layers is 1: its last layers guess further tokens",
+        r"llama\.nextn_predict_layers is 1: its last layers draft further tokens",
     ),
     "llama.block_count": (0, r"llama\.block_count is 0: it must be a whole number, 1 or more"),
     "llama.context_length": (None, r"there is no llama\.context_length; the file is incomplete"),

@@ -90,7 +90,7 @@ def sampler(session: Session, kind: str) -> Listening:
 
 
 def always(most: int) -> AdaptiveDraftLength:
-    """As many guesses as are allowed, whatever comes of them."""
+    """As many draft tokens as are allowed, whatever comes of them."""
     length = AdaptiveDraftLength(most)
     length.length = lambda: most  # type: ignore[method-assign]
     return length
@@ -223,7 +223,7 @@ def test_lookup_from_python_in_every_way_of_asking() -> None:
 
 
 def test_a_model_that_drafts_changes_no_token(session: Session) -> None:
-    """The target itself in another session, whose guesses are all right; and random weights, which mostly
+    """The target itself in another session, whose drafts are all right; and random weights, which mostly
     are not."""
     prompt = prompt_of(session)
     tokens, plain = made_alone(session, prompt, "drawn")
@@ -261,7 +261,7 @@ def test_a_model_that_makes_its_guesses_at_once(session: Session) -> None:
 
 
 def test_a_draft_model_is_right_where_it_says_the_same() -> None:
-    """Greedy, by the family guide in both: all guesses are those that the model itself makes."""
+    """Greedy, by the family guide in both: all draft tokens are those that the model itself makes."""
     with load("demo", decode="rows") as model, load("demo", decode="rows") as twin:
         question = "What is the capital of France?"
         plain, drafted = model.generate(question), model.generate(question, draft=twin)

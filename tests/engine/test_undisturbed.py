@@ -321,7 +321,7 @@ def test_what_compile_has_ready_is_all_that_steps_need(
 
 
 def test_a_model_that_was_warmed_compiles_nothing(monkeypatch: Any) -> None:
-    """Answers side by side, alone, with guesses of a model, and what is read; of windows up to 1024."""
+    """Answers side by side, alone, with drafts of a model, and what is read; of windows up to 1024."""
     monkeypatch.setattr("aerie.engine.variants.DEFAULT_CONTEXTS", (512, 1024))
     output = io.StringIO()
     options = RuntimeOptions(

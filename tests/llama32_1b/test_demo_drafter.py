@@ -46,7 +46,7 @@ def test_figures_add_up_and_are_printed() -> None:
     both = sum_scores([count_drafts([True] * 5), count_drafts([False, True, True])])
     assert both == DraftScore(8, 7, 9, 6, 3)
     assert str(both) == (
-        "alike: 7 of 8 tokens (87.50%)\naccepted: 6 of 9 guesses, 2.67 of 4, wanted 3.6\n"
+        "alike: 7 of 8 tokens (87.50%)\naccepted: 6 of 9 draft tokens, 2.67 of 4, wanted 3.6\n"
         "tokens per pass of the demo: 2.67"
     )
 
@@ -122,7 +122,7 @@ def test_evaluate_exits_with_1_where_guesses_are_wrong(
     monkeypatch.setattr("sys.argv", ["evaluate"])
     assert evaluate.main() == code
     assert asked == [len(question_list())]
-    assert f"accepted: {right} of 10 guesses" in capsys.readouterr().out
+    assert f"accepted: {right} of 10 draft tokens" in capsys.readouterr().out
 
 
 def test_evaluate_names_a_folder_without_a_checkpoint(
@@ -144,4 +144,4 @@ def test_it_guesses_for_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     drafted = json.loads(output.out)
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["passes"]["accepted"] > len(plain["token_ids"]) // 2
-    assert " guesses right)" in output.err
+    assert " draft tokens right)" in output.err

@@ -36,7 +36,7 @@ OTHER_MODELS = {
 
 REFUSED = {
     "pooling_type": "it makes embeddings of texts, and says none: give a model that answers",
-    "nextn_predict_layers": "its last layers guess further tokens, and no such layers are run: fetch a file "
+    "nextn_predict_layers": "its last layers draft further tokens, and no such layers are run: fetch a file "
     "without them",
     "attention.layer_norm_epsilon": "it has LayerNorm, and only RMSNorm is computed",
 }

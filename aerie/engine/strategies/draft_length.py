@@ -41,7 +41,7 @@ def _best_allocation(answers: int, estimates: Sequence[DraftEstimate]) -> list[i
             for number, estimate in enumerate(estimates)
             for position in range(1, estimate.max_drafts + 1)
         ),
-        key=lambda guess: -guess[0],
+        key=lambda draft: -draft[0],
     )
     tokens, cost, counts = float(answers), 0.0, [0] * len(estimates)
     best, best_rate = list(counts), tokens / _cost(answers)

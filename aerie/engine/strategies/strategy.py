@@ -127,9 +127,9 @@ class PassCounts:
 
     def summary(self, tokens: int) -> str:
         """The counts in words, for an answer of this number of tokens."""
-        guesses = f", {self.accepted} of {self.drafted} guesses right" if self.drafted else ""
+        drafts = f", {self.accepted} of {self.drafted} draft tokens right" if self.drafted else ""
         blocks = f", {self.blocks} blocks" if self.blocks else ""
-        return f"{tokens / max(1, self.passes):.2f} tokens a pass ({self.passes} passes{blocks}{guesses})"
+        return f"{tokens / max(1, self.passes):.2f} tokens a pass ({self.passes} passes{blocks}{drafts})"
 
 
 class Strategy(Protocol):

@@ -1,4 +1,4 @@
-"""A draft model for the demo: two layers of its shape and its vocabulary, which guess what it will say."""
+"""A draft model for the demo: two layers of its shape and its vocabulary, which draft its tokens."""
 
 from pathlib import Path
 from typing import Final

@@ -37,8 +37,8 @@ class DraftScore(NamedTuple):
     def __str__(self) -> str:
         return (
             f"alike: {self.matching} of {self.tokens} tokens ({self.matching / self.tokens:.2%})\n"
-            f"accepted: {self.accepted} of {self.drafted} guesses, {DRAFTED * self.share:.2f} of {DRAFTED}, "
-            f"wanted {REQUIRED}\n"
+            f"accepted: {self.accepted} of {self.drafted} draft tokens, "
+            f"{DRAFTED * self.share:.2f} of {DRAFTED}, wanted {REQUIRED}\n"
             f"tokens per pass of the demo: {self.tokens / self.passes:.2f}"
         )
 
