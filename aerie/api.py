@@ -94,7 +94,7 @@ class Model:
         self.kpis = Kpis()
         """Figures of all finished answers."""
         self.session_state = SessionState(self._open, self._lock, self.kpis)
-        """Itself, for what asks it: streams, and aerie.ChunkedLLM."""
+        """The session for streams and aerie.ChunkedLLM."""
 
     def stream(
         self,
@@ -111,10 +111,10 @@ class Model:
         unchanged, without the chat template. `json_schema`: a schema that the answer must match. `tools`,
         `tool_choice`, `parallel_tool_calls`: functions that may be called, and whether, as in OpenAI's API.
         `chat_template_kwargs`: more variables of the chat template, such as {"enable_thinking": False}.
-        `thinking_budget`: after so many tokens of thinking the answer begins. What a model thinks is
-        `thinking` of the stream and of the result, and not part of `text`; a schema is for the text.
-        `num_beams`: only 1, and `use_block_cache`: only False. on_event: is called with each event, and stops
-        the answer by returning False.
+        `thinking_budget`: the tokens of thinking after which the answer begins. The thinking is in `thinking`
+        of the stream and of the result, not in `text`; a schema is for the text. `num_beams`: only 1.
+        `use_block_cache`: only False. on_event: called with each event; it stops the answer by returning
+        False.
 
         Raises PromptError if the prompt cannot be run, UserError if a value is out of range, before
         anything is computed; pulling pieces raises RunError where a device fails.
@@ -168,9 +168,9 @@ class Model:
         """Continue the last answer, or the one that `restore` loaded, with its own sampling settings.
 
         The tokens are those that the answer would have had without its end. `prompt_token_ids` of the result
-        are the prompt and the tokens before. What a cut thinking goes on with is text. An answer that the
-        model ended stays ended. Raises UserError if
-        there is no answer, or if its KV cache is gone, as after another prompt.
+        are the prompt and the tokens before. If the thinking was cut, the rest of it is text. An answer that
+        the model ended stays ended. Raises UserError if there is no answer, or if its KV cache is gone, as
+        after another prompt.
         """
         session = self._open()
         with self._lock:
@@ -216,9 +216,9 @@ class Model:
             return error
 
     def new_kv(self, seed: int | None = None) -> KV:
-        """A KV for infer_batch and forward_batch, with nothing in it yet. It is the caller's, who closes it.
+        """An empty KV for infer_batch and forward_batch. The caller closes it.
 
-        seed: of what infer_batch draws with it. Raises as generate_batch.
+        seed: of the sampling in infer_batch. Raises as generate_batch.
         """
         scheduler = self._open().scheduler
         with self._lock:
@@ -234,15 +234,16 @@ class Model:
         top_k: int | Sequence[int] = 0,
         top_p: float | Sequence[float] = 1.0,
     ) -> list[int]:
-        """The next token of each request, in shared passes: with the bits that it has alone.
+        """The next token of each request, computed in shared forward passes with the bits that it has alone.
 
-        tokens: those of all requests, one after the other. lengths: how many each has. positions: where each
-        begins; what its KV holds from there on is forgotten. kvs: of each its own, which holds its tokens
-        afterwards; the one that comes out is not among them. Settings are of all, or one for each.
+        tokens: those of all requests, one after the other. lengths: number of tokens of each request.
+        positions: where each request begins; positions of its KV from there on are dropped. kvs: one for each
+        request. Afterwards it holds the request's tokens, without the one that is returned. temperature,
+        top_k, top_p: one for all requests, or one for each.
 
-        Raises, before anything is changed, UserError for what does not fit together or is out of range,
-        PromptError for a request that cannot be run, and PoolFullError where pages run out; then, and where
-        anything else fails, the KVs hold what is before their requests.
+        Raises UserError for arguments that do not fit together or are out of range and PromptError for a
+        request that cannot be run, before anything changes; PoolFullError if pages run out. After that, and
+        after any other error, the KVs hold what is before their requests.
         """
         self._open().check_autoregressive("the next token of each request was asked for")
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -259,11 +260,11 @@ class Model:
         kvs: Sequence[KV] | None = None,
         every: bool = False,
     ) -> list[F32Array]:
-        """What the model says of the token after each request, (1, vocab_size) float32 each; or, with
-        `every`, of the token after each of a request's, (tokens, vocab_size).
+        """The logits after the last token of each request, (1, vocab_size) float32 each; with `every`, after
+        each of its tokens, (tokens, vocab_size).
 
-        Takes and raises what infer_batch does, and samples nothing. Without `kvs`, every request begins at 0,
-        and nothing is kept.
+        Takes and raises what infer_batch does, and samples nothing. Without `kvs`, every request begins at
+        position 0, and no keys and values are kept.
         """
         prompts = split_tokens(tokens, lengths)
         with self._lock:
@@ -277,7 +278,7 @@ class Model:
         kvs: Sequence[KV] | None,
         every: bool = False,
     ) -> list[Rows]:
-        """Logits in shared passes, and what the KVs hold by it."""
+        """Logits from shared forward passes. The KVs then hold the prompts."""
         scheduler, logits_counts = self._open().scheduler, [len(prompt) if every else 1 for prompt in prompts]
         if kvs is None and positions is None:
             return scheduler.forward(prompts, logits_counts)
@@ -287,8 +288,8 @@ class Model:
         return scheduler.forward(prompts, logits_counts, sequences)
 
     def log_likelihoods(self, prompts: Iterable[Prompt], raw: bool = True) -> list[F32Array]:
-        """The natural logarithm of what the model gives each token of a prompt but the first, after those
-        before it, (tokens - 1,) float32, in shared passes. Raises as generate_batch, and PromptError."""
+        """The logprob of each token of a prompt but the first, given those before it, (tokens - 1,) float32,
+        from shared forward passes. Raises as generate_batch, and PromptError."""
         self._open().check_autoregressive("likelihoods of one token after the other were asked for")
         texts = [self._tokens(prompt, raw) for prompt in prompts]
         if any(isinstance(token, EmbeddedToken) for text in texts for token in text):
@@ -298,8 +299,8 @@ class Model:
         return [token_logprobs(rows[:-1], text[1:]) for rows, text in zip(logits, texts, strict=True)]
 
     def logits(self, prompt: Prompt, raw: bool = False) -> F32Array:
-        """What the model says of the token after each of a prompt's, (tokens, vocab_size) float32. A model
-        of block diffusion whose logits are not shifted says it of the tokens themselves.
+        """The logits after each token of a prompt, (tokens, vocab_size) float32. A model of block diffusion
+        whose logits are not shifted gives those of the tokens themselves.
 
         Nothing is sampled. Raises as stream.
         """
@@ -372,27 +373,27 @@ class Model:
             self._open().save(Path(path))
 
     def restore(self, path: str | Path) -> int:
-        """Keep what `save` wrote; how many tokens these are. Raises UserError for a torn or foreign file, and
-        for one that other weights, programs, numerics or another family of decode made; what is kept stays
-        then."""
+        """Load what `save` wrote. Returns the number of tokens. Raises UserError for a damaged file, for one
+        that Aerie did not write, and for one of other weights, programs, numerics or another decode path.
+        The last answer stays then."""
         with self._lock:
             return self._open().restore(Path(path))
 
     def save_pages(self, prompt: Prompt, path: str | Path, raw: bool = False) -> int:
-        """Write what the pool of generate_batch has of a prompt's beginning to a file; how many tokens: whole
-        pages of 64, as far as others did not need the room.
+        """Write the pages that the pool of generate_batch has of a prompt's first tokens to a file. Returns
+        the number of tokens, a multiple of 64. Pages that others needed are missing.
 
-        After `restore_pages`, in any process, or in a server's slot (docs/how-to/serve.md), prompts that
-        begin so find them, with the same bits. Raises UserError where there is none, or the file cannot be
-        written.
+        After `restore_pages`, in any process, or in a server's slot (docs/how-to/serve.md), prompts with the
+        same first tokens find them, with the same bits. Raises UserError if there is none, or the file cannot
+        be written.
         """
         tokens = self._tokens(prompt, raw)
         with self._lock:
             return self._open().save_pages(tokens, Path(path))
 
     def restore_pages(self, path: str | Path) -> int:
-        """Have the pool of generate_batch hold what `save_pages` wrote, or `save` of a model with
-        decode="rows"; how many tokens. Raises as restore, and PoolFullError."""
+        """Load what `save_pages` wrote, or `save` of a model with decode="rows", into the pool of
+        generate_batch. Returns the number of tokens. Raises as restore, and PoolFullError."""
         with self._lock:
             return self._open().restore_pages(Path(path))
 

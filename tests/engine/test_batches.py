@@ -144,7 +144,7 @@ def test_what_gave_way_after_tokens_were_dropped_goes_on_with_the_same_bits() ->
 
 
 def test_a_batch_is_in_rows_whatever_an_answer_by_itself_is_decoded_in() -> None:
-    """To the bit, and no hit crosses: what a model of the family guide decoded is not found."""
+    """To the bit, and no hit crosses: what a model of the decode path guide decoded is not found."""
     asked = "What is the capital of Egypt?"
     with load("demo", decode="rows") as model:
         alone = model.generate(asked, temperature=1.5, seed=2)

@@ -69,7 +69,7 @@ def whole(open_session):
 
 @pytest.fixture(scope="module")
 def blocks(open_session):
-    """A session of blocks, and the same in the family rows."""
+    """A session of blocks, and the same in the decode path rows."""
     return {decode: open_session(variants="8,32,128x512", decode=decode) for decode in ("guide", "rows")}
 
 
@@ -115,7 +115,7 @@ def test_one_token_at_a_time_in_the_family_rows(blocks, whole):
 
 
 def test_the_host_attends_in_guide_alone(blocks, monkeypatch):
-    """To decode; a prompt, and a token of the family rows, meet the cache on the device."""
+    """To decode; a prompt, and a token of the decode path rows, meet the cache on the device."""
 
     def refused(*arguments):
         raise AssertionError("attention on the host")

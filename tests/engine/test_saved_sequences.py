@@ -336,7 +336,7 @@ def test_what_other_weights_computed_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["save", "save_pages"])
 def test_many_requests_find_what_was_saved(tmp_path: Path, by: str) -> None:
-    """By `save` of the family rows too, as the bits are the same."""
+    """By `save` of the decode path rows too, as the bits are the same."""
     prompt, path = [5 + each for each in range(150)], tmp_path / "beginning"
     with opened(decode="rows") as model:
         (expected,) = model.generate_batch([prompt], 6)

@@ -261,7 +261,7 @@ def test_a_model_that_makes_its_guesses_at_once(session: Session) -> None:
 
 
 def test_a_draft_model_is_right_where_it_says_the_same() -> None:
-    """Greedy, by the family guide in both: all draft tokens are those that the model itself makes."""
+    """Greedy, by the decode path guide in both: all draft tokens are those that the model itself makes."""
     with load("demo", decode="rows") as model, load("demo", decode="rows") as twin:
         question = "What is the capital of France?"
         plain, drafted = model.generate(question), model.generate(question, draft=twin)
@@ -370,7 +370,7 @@ def test_no_guess_that_costs_is_made_in_vain(answers: int, session: Session) -> 
 
 
 def test_they_are_refused_where_tokens_are_decoded_by_themselves() -> None:
-    """In the family guide, whose tokens go one by one."""
+    """In the decode path guide, whose tokens go one by one."""
     session = session_of(open_checkpoint(DEMO_FOLDER), decode="guide")
     costly = partial(
         SpeculativeStrategy, drafter=Knowing(3, [5] * NEW, 0), length=AdaptiveDraftLength(draft_cost=0.02)

@@ -178,7 +178,7 @@ def limit(serving: Serving) -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def alone() -> Iterator[Model]:
-    """The model by itself, in the same family of decode."""
+    """The model by itself, in the same decode path."""
     with load("demo", backend="virtual", decode="rows") as model:
         yield model
 
