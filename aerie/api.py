@@ -21,15 +21,8 @@ from typing import Any, TypeAlias, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.answers import (
-    GenerateOptions,
-    OnEvent,
-    Result,
-    SessionState,
-    Stream,
-    collect_results,
-    parse_options,
-)
+from aerie.answer_options import GenerateOptions, parse_options
+from aerie.answers import OnEvent, Result, SessionState, Stream, collect_results
 from aerie.argument_types import ANSWER_ARGUMENTS, check_callable, check_types
 from aerie.async_answers import AsyncStream
 from aerie.batch_api import KV, Numbers, check_kvs, make_samplers, sample_tokens, split_tokens, token_logprobs

@@ -8,7 +8,8 @@ from typing import Unpack
 
 import numpy as np
 
-from aerie.answers import GenerateOptions, OnEvent, Result, Stream, parse_options
+from aerie.answer_options import GenerateOptions, parse_options
+from aerie.answers import OnEvent, Result, Stream
 from aerie.api import MAX_TOKENS, Model
 from aerie.common.errors import UserError
 from aerie.engine.chunks import ChunkInfo

@@ -11,7 +11,7 @@ from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 
-from aerie.answers import check_supported_option
+from aerie.answer_options import check_supported_option
 from aerie.api import Model
 from aerie.argument_types import LOAD_ARGUMENTS, check_callable, check_types
 from aerie.cli.checkpoints import find_checkpoint
