@@ -67,6 +67,7 @@ def test_the_longest_unused_is_forgotten_from_its_end() -> None:
     affinity.record(prefix_keys(range(1, 129)), "b")
     busy = {"a": 1.0, "b": 0.0, "c": 0.0}
     assert affinity.choose(first, busy) == "a"
+    assert affinity.choose(first[:1], busy) == "a"
     assert affinity.choose(prefix_keys(range(1, 129)), {**IDLE, "b": 1}) == "b"
     affinity.record(prefix_keys(range(2, 258)), "c")
     assert affinity.choose(first, busy) != "a"
