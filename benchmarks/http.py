@@ -149,7 +149,7 @@ def running_server(folder: Path, log: Path, cache: Path, env: Mapping[str, str])
 
 SERVE = """
 import sys
-from aerie.cli.arguments import setup_process
+from aerie.cli.command_line import setup_process
 from aerie.serve.cli import main
 from aerie.virtual_npu.child_process import end_with_parent
 

@@ -88,7 +88,7 @@ from aerie.engine.forward import decode_step
 from aerie.engine.forward import next_token_logits
 from aerie.engine.forward import prefill
 from aerie.engine.reporter import Reporter
-from aerie.engine.session import prepare_runtime
+from aerie.engine.open_session import prepare_runtime
 from aerie.runtime import select_backend
 checkpoint, cache = open_checkpoint(Path(sys.argv[1])), Path(sys.argv[2])
 backend = select_backend("virtual")

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 RUN = """
 import sys
-from aerie.cli.arguments import main
+from aerie.cli.command_line import main
 code = main(["run", "--prompt", "What is the capital of France?", "--cache-dir", sys.argv[1]])
 print(code, *sys.modules, file=sys.stderr)
 """
