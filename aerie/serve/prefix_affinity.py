@@ -1,9 +1,9 @@
 """Choose the replica that has most of a prompt's first pages, unless it has too much to do.
 
 A page has 64 tokens. Its key is a hash of these and all earlier tokens, as in the KV pool
-(engine/page_manager.py). So two prompts share keys as long as they share a prefix. Replicas are not asked what their pools hold: a
-replica that was sent a prompt is assumed to have its pages. A wrong assumption costs time and changes no
-output. benchmarks/scale.py simulates this class.
+(engine/page_manager.py). So two prompts share keys as long as they share a prefix. Replicas are not asked
+what their pools hold: a replica that was sent a prompt is assumed to have its pages. A wrong assumption costs
+time and changes no output. benchmarks/scale.py simulates this class.
 """
 
 from __future__ import annotations
