@@ -38,6 +38,8 @@ ORIGINS = (
 """A program that prints where modules would be imported from."""
 NOTHING_FAILED, FAILURES = 0, (1, 2, 4)
 """Exit codes of pytest; the last two where a file of tests cannot be imported any more."""
+NO_TESTS = 5
+"""Exit code of pytest where it runs none: all are slow."""
 NAMED_TESTS = "not board"
 """pytest's -m for a test that a mutant names by itself: it is run although it is slow."""
 
@@ -254,7 +256,7 @@ class Trial:
         finally:
             self._copies.put(copy)
         outcome = SURVIVED if run.code == NOTHING_FAILED else NO_VERDICT
-        why = "" if outcome == SURVIVED else run.failed or run.end or "it took too long"
+        why = "" if outcome == SURVIVED else _why(run)
         result = Result(outcome, why, round(run.seconds, 1), key)
         self._results.put(self._results.healthy, test, result)
         self._note(f"{test}: {why or 'passes'} ({result.seconds} s)")
@@ -292,6 +294,13 @@ class Trial:
                 run = copy.pytest(group, self._settings.timeout, own_cache, marks)
                 seconds += run.seconds
         return replace(run, seconds=seconds)
+
+
+def _why(run: Run) -> str:
+    """Why tests say nothing of a mutant."""
+    if run.code == NO_TESTS:
+        return "no test of it is run, as all are slow; name one by itself"
+    return run.failed or run.end or "it took too long"
 
 
 def _known(result: Result | None, key: str) -> Result | None:

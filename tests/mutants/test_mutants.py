@@ -108,10 +108,12 @@ def test_what_comes_of_a_mutant(tree: Path, tmp_path: Path) -> None:
 
 def test_a_slow_test_is_run_where_it_is_named_by_itself(tree: Path, tmp_path: Path) -> None:
     copy = Copy(tree, tmp_path / "copy")
-    trial = Trial(Keys(tree), Results(None), [copy], Settings(timeout=60), lambda _: None)
+    lines = list[str]()
+    trial = Trial(Keys(tree), Results(None), [copy], Settings(timeout=60), lines.append)
     in_a_file = Mutant("sums", "file", "aerie.sums", "a + b", "a - b", "a difference", ("test_slow",))
     by_itself = replace(in_a_file, name="named", tests=("test_sums", "test_slow::test_add"))
     assert trial.try_(in_a_file).outcome == NO_VERDICT
+    assert "test_slow: no test of it is run, as all are slow; name one by itself (" in lines[0]
     assert trial.try_(by_itself).outcome == KILLED
     by_itself = replace(in_a_file, name="alone", tests=("test_slow::test_add",))
     assert trial.try_(by_itself).by == "tests/test_slow.py::test_add"
