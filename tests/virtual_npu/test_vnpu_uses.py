@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from aerie.air_dialect import parse
 from aerie.air_dialect.ops import HerdOp
 from aerie.virtual_npu.codegen.effects import operand_effects
+from aerie.virtual_npu.codegen.memory import uses_of
 
 HERD = """
 func.func @f(%m: memref<64xf32, 2>) {
@@ -30,10 +34,20 @@ func.func @f(%m: memref<64xf32, 2>) {
 """
 
 
+def the_herd() -> HerdOp:
+    return next(op for op in parse(HERD).walk() if isinstance(op, HerdOp))
+
+
 def test_accesses_of_all_tiles_are_taken_together() -> None:
-    herd = next(op for op in parse(HERD).walk() if isinstance(op, HerdOp))
+    herd = the_herd()
     (memref,) = herd.kernel_operands
     assert {(value, writes): span for value, writes, span in operand_effects(herd)} == {
         (memref, False): (0, 40),
         (memref, True): (16, 40),
     }
+
+
+def test_a_use_has_the_first_element_and_the_last() -> None:
+    """What comes later waits for it, even where the two meet in one element alone."""
+    body: Any = SimpleNamespace(memref=lambda _: SimpleNamespace(pointer="m", footprint="64", copies=1))
+    assert sorted(uses_of(body, the_herd())) == ["vnpu::reads(m, 41)", "vnpu::writes(m + 16, 25)"]
