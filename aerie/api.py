@@ -37,6 +37,7 @@ from aerie.engine.session import Session
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.engine.tool_calls import Message, Tools, read_tools
 from aerie.runtime import Profiler
+from aerie.text_vectors import TextVectors
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int] | NDArray[Any]"
 """A user's message; a conversation, each message with "role" (system, user, assistant, tool) and "content";
@@ -72,7 +73,7 @@ def _parts(prompt: Prompt) -> tuple[list[Message], list[int]]:
     return messages, ids
 
 
-class Model:
+class Model(TextVectors):
     """An opened model; `load` makes one. Close it, or use it in a `with` block.
 
     Answers are independent: a conversation is the messages that you pass. Several answers may run at once,
@@ -299,6 +300,7 @@ class Model:
         """
         session, tokens = self._open(), self._tokens(prompt, raw)
         with self._lock:
+            session.model.config.roles.check_answers()
             session.ensure_programs(tokens)
             model = session.model
             if model.config.diffusion:
@@ -306,8 +308,9 @@ class Model:
                 return np.array([np.asarray(row, np.float32) for row in rows])
             return all_logits(model, prefill(model, tokens, model.new_cache(len(tokens))))
 
-    def embed(self, prompt: Prompt, raw: bool = False) -> BF16Array:
-        """The embeddings of a prompt's tokens, (tokens, hidden_size) bfloat16. Raises as stream."""
+    def embed_tokens(self, prompt: Prompt, raw: bool = False) -> BF16Array:
+        """The embeddings of a prompt's tokens, (tokens, hidden_size) bfloat16, which are a prompt too. Raises
+        as stream."""
         model, tokens = self._open().model, self._tokens(prompt, raw)
         check_prompt(tokens, model.config)
         return embed(model.embed_table, tokens)

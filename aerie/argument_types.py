@@ -82,6 +82,22 @@ LOAD_ARGUMENTS: Final[Mapping[str, ArgumentType]] = {
 }
 """Of aerie.load."""
 
+VECTOR_ARGUMENTS: Final[Mapping[str, ArgumentType]] = {
+    "dimensions": WHOLE_OR_NONE,
+    "prompt_name": TEXT_OR_NONE,
+    "instruction": TEXT_OR_NONE,
+    "normalize": ArgumentType((bool,), "True, False or None", True),
+}
+"""Of Model.embed."""
+
+RERANK_ARGUMENTS: Final[Mapping[str, ArgumentType]] = {
+    "query": TEXT,
+    "top_n": WHOLE_OR_NONE,
+    "instruction": TEXT_OR_NONE,
+    "max_tokens_per_doc": WHOLE_OR_NONE,
+}
+"""Of Model.rerank."""
+
 
 def check_types(types: Mapping[str, ArgumentType], values: Mapping[str, object]) -> None:
     """Raise UserError for the first value that has not the type of its argument. Arguments without a type are

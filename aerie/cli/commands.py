@@ -201,6 +201,7 @@ def _to_json(session: Session, generation: Request, answer: AnswerPart) -> dict[
 
 def _open_checkpoint(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
     checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
+    checkpoint.config.roles.check_answers()
     limited = checkpoint.config.with_max_positions(arguments.max_model_len)
     checkpoint = replace(checkpoint, config=limited)
     return with_block_size(checkpoint, arguments.block_size, report.note)
@@ -229,6 +230,7 @@ def find_draft_model(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | 
         return None
     try:
         draft_model = open_checkpoint(find_checkpoint(draft), checkpoint.weights.kind)
+        draft_model.config.roles.check_answers()
     except CheckpointError as error:
         raise CheckpointError(
             f"--draft {draft!r} (DRAFT) is not {PROMPT_LOOKUP!r}, so it is to be a model: {error}"

@@ -10,6 +10,7 @@ from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.diffusion import MAX_BLOCK_SIZE
 from aerie.engine.quantised import AUTO_KEEPS_QUANTISED
+from aerie.engine.reranking import check_score_tokens
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
 from aerie.engine.weights import Weights
 
@@ -28,8 +29,10 @@ def open_checkpoint(folder: Path, weights: str = "auto") -> Checkpoint:
     """Read config and tokenizer of a folder or a GGUF file, and check every tensor's shape and type. weights:
     what they are on the device, one of quantised.KINDS. Raises CheckpointError."""
     config = load_config(folder)
-    tensors = Weights(folder, config, weights)
-    return Checkpoint(folder, replace(config, weight_kinds=tensors.kinds), load_tokenizer(folder), tensors)
+    tensors, tokenizer = Weights(folder, config, weights), load_tokenizer(folder)
+    if config.roles.scoring:
+        check_score_tokens(config.roles.scoring, tokenizer)
+    return Checkpoint(folder, replace(config, weight_kinds=tensors.kinds), tokenizer, tensors)
 
 
 def load_config_with_kinds(folder: Path, weights: str) -> ModelConfig:

@@ -16,7 +16,9 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.layer_masks import LayerMasks, layer_masks
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.numerics import bf16
+from aerie.engine.pooling import TextRoles
 from aerie.engine.rope import LongRopeScaling, RopeScaling, read_rule
+from aerie.engine.text_roles import read_roles
 from aerie.engine.unsupported_models import ACTIVATION_ENTRIES, check_sizes, check_supported
 from aerie.kernel_builder.activations import GELU, SILU
 from aerie.multi_launch_builder import ModelShape
@@ -55,7 +57,8 @@ class ModelConfig:
     None where it is 1 / sqrt(head_dim) anyway. sliding_window: number of positions that a token attends to in
     `layers_with_window`, its own included; None means all, in all layers. diffusion: None for an
     autoregressive model. draft_mask_id: the token in place of each further draft, of a model that drafts
-    several in one pass. weight_kinds: of its matrices on the device.
+    several in one pass. weight_kinds: of its matrices on the device. roles: what it is beside, or in place
+    of, a model that answers.
     """
 
     vocab_size: int
@@ -83,6 +86,7 @@ class ModelConfig:
     draft_mask_id: int | None = None
     weight_kinds: WeightKinds = field(default_factory=WeightKinds)
     max_positions: int | None = None
+    roles: TextRoles = field(default_factory=TextRoles, repr=False)  # keys and values are the same without
 
     def with_max_positions(self, most: int | None) -> ModelConfig:
         """The config of a session with at most so many positions. With more than longrope's original length
@@ -223,6 +227,8 @@ def load_config(folder: Path) -> ModelConfig:
     if family.has_partial_rotary:
         part = _rotary_part(config, rope, head_dim)
         rope = ConfigReader(rope.path, {k: v for k, v in rope.entries.items() if k != ROTARY_PART})
+    roles = read_roles(folder, config, family)
+    tied = config.flag("tie_word_embeddings", default=family.tied)
     return ModelConfig(
         vocab_size=config.positive_int("vocab_size", most=MAX_TOKENS),
         hidden_size=hidden,
@@ -236,7 +242,7 @@ def load_config(folder: Path) -> ModelConfig:
         rope_theta=rope.number("rope_theta", default=family.rope_theta),
         rope_scaling=read_rule(rope, int(head_dim * part), positions),
         partial_rotary_factor=part,
-        tie_word_embeddings=config.flag("tie_word_embeddings", default=family.tied),
+        tie_word_embeddings=tied or bool(roles.reason_against_answers),  # then no LM head is needed
         eos_token_ids=_eos_token_ids(config),
         layers_without_rope=without_rope,
         local_rope_theta=_local_rope_theta(config, local, family),
@@ -247,6 +253,7 @@ def load_config(folder: Path) -> ModelConfig:
         family=family,
         diffusion=read_diffusion(config, family.diffusion),
         draft_mask_id=_draft_mask_id(config),
+        roles=roles,
     )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from aerie.engine.config_reader import ConfigReader, read_json
-from aerie.engine.errors import ConfigError
-from aerie.engine.folder import check_answers
 from aerie.engine.gguf.model_config import config_entries
 from aerie.engine.gguf.model_files import find_gguf
 
@@ -18,7 +16,6 @@ def read_config(checkpoint: Path) -> ConfigReader:
     model = find_gguf(checkpoint)
     if model is not None:
         return ConfigReader(model.path, config_entries(model))
-    check_answers(checkpoint, ConfigError)
     path = checkpoint / CONFIG
     return ConfigReader(path, read_json(path))
 

@@ -76,9 +76,6 @@ OTHERS = (
 """Files of weights that are not read, by name, with what to do. Errors name the first that is there."""
 MAX_NAMED = 3
 
-OF_EMBEDDINGS = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
-"""Files of models that make vectors of texts, as sentence-transformers saves them."""
-
 
 def check_file(
     path: Path, largest: int | None = None, error: type[CheckpointError] = CheckpointError
@@ -115,28 +112,30 @@ def check_tokenizer_files(folder: Path) -> None:
 
 def read_object(path: Path, error: type[CheckpointError], largest: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """The object in a JSON file. FileNotFoundError where there is no file, `error` where it has no object."""
+    content = _read_json(path, error, largest)
+    if not isinstance(content, dict):
+        raise error(f"{path} holds {type(content).__name__}, not an object; fetch it again")
+    return content
+
+
+def read_array(path: Path, error: type[CheckpointError], largest: int = MAX_CONFIG_BYTES) -> list[Any]:
+    """The array in a JSON file. Raises as read_object."""
+    content = _read_json(path, error, largest)
+    if not isinstance(content, list):
+        raise error(f"{path} holds {type(content).__name__}, not an array; fetch it again")
+    return content
+
+
+def _read_json(path: Path, error: type[CheckpointError], largest: int) -> Any:
     check_file(path, largest, error)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise
     except RecursionError:
         raise error(f"cannot read {path}: it is nested too deep; fetch it again") from None
     except (OSError, ValueError) as failure:
         raise error(f"cannot read {path}: {failure}; fetch it again") from None
-    if not isinstance(content, dict):
-        raise error(f"{path} holds {type(content).__name__}, not an object; fetch it again")
-    return content
-
-
-def check_answers(folder: Path, error: type[CheckpointError] = CheckpointError) -> None:
-    """Raises `error` for a model that makes vectors of texts: what it would say is no answer."""
-    found = next((name for name in OF_EMBEDDINGS if (folder / name).is_file()), None)
-    if found:
-        raise error(
-            f"{folder} has {found}: it is a model of embeddings, which makes vectors of texts, not "
-            "answers. Take the model that it was made from; /v1/embeddings of `aerie serve` works with that"
-        )
 
 
 def other_formats(folder: Path) -> str:

@@ -29,6 +29,7 @@ from aerie.engine.programs import (
     is_for_layer,
 )
 from aerie.engine.quantised import QuantisedTensor
+from aerie.engine.reranking import score_rows
 from aerie.engine.rope_tables import RopeTables, rope_tables
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.variant_set import VariantSet
@@ -63,7 +64,8 @@ class LoadedModel:
     variant_set: which programs take which tokens. ensure_programs: called before programs run.
     compile_ahead: compiles programs in the background, and returns at once. embed_table: rows of
     (vocab_size, hidden_size). final_norm: (hidden_size,). rope: with a row for every position of the
-    model, and of padding beyond it. All are bf16. buffer_names: the buffers that programs
+    model, and of padding beyond it. score_rows: of a reranker's head, (1 or 2, hidden_size). All are bf16.
+    buffer_names: the buffers that programs
     share. kv_storage: allocates buffers for attention programs. context_end: what happens at the end of the
     largest context. mask: which positions a token attends to.
 
@@ -91,6 +93,7 @@ class LoadedModel:
     group: Communicator = field(default_factory=SingleRank)
     local_rank: int = 0
     local_world_size: int = 1
+    score_rows: BF16Array | None = None
 
     def run_on_all(self, work: Callable[[LoadedModel], T]) -> T:
         """The result of `work` on this model, or on all its parts at the same time, which give the same
@@ -183,7 +186,7 @@ def build_model(
 ) -> LoadedModel:
     """The model of `checkpoint`. Its weights are not loaded yet."""
     config, weights = checkpoint.config, checkpoint.weights
-    context_end = context_end or StopAtEnd()
+    context_end, scoring = context_end or StopAtEnd(), config.roles.scoring
     return LoadedModel(
         config=config,
         programs=programs,
@@ -198,6 +201,7 @@ def build_model(
         context_end=context_end,
         mask=context_end.mask,
         host_timer=host_timer,
+        score_rows=scoring and score_rows(scoring, checkpoint.tokenizer, weights),
     )
 
 

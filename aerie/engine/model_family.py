@@ -110,9 +110,10 @@ class ModelFamily:
     `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first part
     of a head, `partial_rotary_factor` of it. is_fused: whether queries, keys and values, and gate and up, are
     one tensor each. has_multipliers: whether config.json has the four factors of Multipliers, each 1 where it
-    does not say. tensors: of a layer, as LAYER_TENSORS. diffusion: for a family of block diffusion.
-    published_sizes: for messages. run_with: the published models that the project ran, with real weights, and
-    their types.
+    does not say. scoring_architecture: the class of its rerankers with a head that scores in place of the LM
+    head; None where none of its rerankers is known. tensors: of a layer, as LAYER_TENSORS. diffusion: for a
+    family of block diffusion. published_sizes: for messages. run_with: the published models that the project
+    ran, with real weights, and their types.
     """
 
     model_type: str
@@ -141,6 +142,7 @@ class ModelFamily:
     norm_round_once: bool = False
     norm_weight_offset: int = 0
     tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
+    scoring_architecture: str | None = None
     diffusion: FamilyDiffusion | None = None
     published_sizes: str = ""
     run_with: str = ""

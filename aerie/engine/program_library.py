@@ -100,6 +100,8 @@ class RuntimeOptions:
         """The variants of a model with these options. Raises as choose_seq_len, and UserError for malformed
         variants, for options that several devices cannot have, and for programs that do not support block
         diffusion."""
+        if config.roles.reason_against_answers and self.seq_len is None:
+            return replace(self, decode=ROWS)._variant_set(config)  # which needs no programs of decode
         if config.diffusion is None:
             return self._variant_set(config)
         if self.seq_len is not None:
@@ -280,7 +282,8 @@ def compile_programs(
     if remark := prepare_native():
         report.note(remark)
     own = options.part_config(config)
-    programs = ProgramLibrary(own, options, report, () if options.group.rank == 0 else blocks.lm_heads)
+    needs_head = options.group.rank == 0 and not config.roles.reason_against_answers
+    programs = ProgramLibrary(own, options, report, () if needs_head else blocks.lm_heads)
     if six:
         programs.add(six, started)
     else:

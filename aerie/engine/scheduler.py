@@ -50,7 +50,7 @@ from aerie.engine.requests import (
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.decode_config import default_strategy_factory
 from aerie.engine.strategies.draft_length import allocate_drafts
-from aerie.engine.strategies.prefill_only import OnRows, prefill_only_factory
+from aerie.engine.strategies.prefill_only import OnRows, WantedRows, prefill_only_factory
 from aerie.engine.strategies.strategy import NO_DRAFTS, PassInput, Row, StrategyFactory
 from aerie.engine.variant_set import GUIDE
 from aerie.runtime import RunError
@@ -131,6 +131,7 @@ class Scheduler(Admission):
         for other settings that are not possible.
         """
         source = prompt_source(prompt)
+        self.model.config.roles.check_answers()
         check_generation(self.model, source.tokens, max_tokens, sampler)
         path = self._decode_path_for(decode_path)
         if strategy:
@@ -153,13 +154,16 @@ class Scheduler(Admission):
             check_feature("devices", model.variant_set, decode_path)
         return with_decode_path(model, decode_path).variant_set.decode_path
 
-    def add_prefill_only(self, prompt: Prompt, on_rows: OnRows, hidden_only: bool = False) -> Request:
-        """Add a request that computes a prompt and generates nothing. `on_rows` is called with the rows of
-        its tokens, in order, step by step: logits, (vocab_size,), or with `hidden_only` the last layer's
-        output, (hidden_size,) bf16. Raises as add_request."""
+    def add_prefill_only(
+        self, prompt: Prompt, on_rows: OnRows, wanted: WantedRows = WantedRows.LOGITS
+    ) -> Request:
+        """Add a request that computes a prompt and generates nothing. `on_rows` is called with the wanted
+        rows of its tokens, in order, step by step. Raises as add_request."""
+        if wanted is WantedRows.LOGITS:
+            self.model.config.roles.check_answers()
         source, factory = (
             prompt_source(prompt),
-            prefill_only_factory(on_rows, hidden_only, self._executor.diffusion_block),
+            prefill_only_factory(on_rows, wanted, self._executor.diffusion_block),
         )
         check_generation(self.model, source.tokens, 1, sampler := Sampler())
         decode = self.model.variant_set.decode_path
@@ -219,6 +223,7 @@ class Scheduler(Admission):
         UserError if the programs do not support it.
         """
         check_feature("forward", self.model.variant_set)
+        self.model.config.roles.check_answers()
         self._remove_finished()
         sources = [prompt_source(prompt) for prompt in prompts]
         for number, source in enumerate(sources):

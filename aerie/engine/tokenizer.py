@@ -167,7 +167,7 @@ class Tokenizer:
         """
         self._check_length(text, most)
         if control_tokens:
-            return encode_text_ids(self._backend, text)
+            return encode_text_ids(self._backend, text, special)
         return self._control.encode_text(text, special)
 
     def encode_chat(

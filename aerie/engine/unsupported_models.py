@@ -96,6 +96,7 @@ REQUIRED_ENTRIES = (
         (False,),
         "attention is causal, of the model's own text, and has no gate",
     ),
+    RequiredEntry(("is_causal",), (True,), "attention is causal: no token sees those after it"),
     RequiredEntry(("text_config", "vision_config", "audio_config"), (), "only text is read, by one decoder"),
     RequiredEntry(("is_encoder_decoder",), (False,), "there is no encoder"),
     RequiredEntry(
@@ -106,6 +107,8 @@ REQUIRED_ENTRIES = (
 )
 
 OTHER_ARCHITECTURES = (
+    ("gemma-embedding", "its tokens see those after them, and attention is causal here"),
+    ("forsequenceclassification", "its head scores texts, and of such models only Qwen3-Reranker is run"),
     ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
     ("bert electra xlm", "it makes vectors of texts, and no answers"),
     (
@@ -224,8 +227,12 @@ def _text_part(config: ConfigReader) -> str:
 
 
 def _is_named(family: ModelFamily, architectures: Sequence[Any]) -> bool:
-    """Whether config.json names the family's class, or that of its layers alone, without a head."""
-    return family.name in architectures or re.sub("ForCausalLM$", "Model", family.name) in architectures
+    """Whether config.json names the family's class, that of its layers alone, without a head, or one whose
+    head scores."""
+    layers_alone = re.sub("ForCausalLM$", "Model", family.name)
+    return any(
+        name in architectures for name in (family.name, layers_alone, family.scoring_architecture) if name
+    )
 
 
 def reason_of_name(*names: Any) -> str:

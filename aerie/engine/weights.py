@@ -19,6 +19,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.errors import WeightsError
 from aerie.engine.model_family import FUSED
+from aerie.engine.pooling import SCORE_ROWS
 from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
 from aerie.engine.weight_files import WeightFiles, find_tensors
@@ -119,6 +120,8 @@ class Weights:
         _check_all_there(found, stored, files)
         checked = {name: _checked(found[name], name, shape, turned, files) for name, shape in stored.items()}
         tensors = {**checked, **_parts(checked, expected, fused)}
+        self.score_head = _score_head(found, config, files)
+        """The head of a model that scores in place of answering, (labels, hidden_size); else None."""
         head = LM_HEAD if LM_HEAD in expected else EMBED
         self._tensors = {
             name: as_kind(
@@ -318,6 +321,15 @@ def _checked(
             f"{', '.join(DTYPES)} are read: convert the checkpoint to BF16"
         )
     return tensor.transposed() if is_turned else tensor
+
+
+def _score_head(found: Mapping[str, Tensor], config: ModelConfig, files: WeightFiles) -> Tensor | None:
+    scoring = config.roles.scoring
+    if scoring is None or scoring.tensor != SCORE_ROWS:
+        return None
+    stored = {SCORE_ROWS: (1 if scoring.no is None else 2, config.hidden_size)}
+    _check_all_there(found, stored, files)
+    return _checked(found[SCORE_ROWS], SCORE_ROWS, stored[SCORE_ROWS], False, files)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from aerie.engine.detokenizer import IncrementalDetokenizer
 from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.poolers import Pooler
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.sampling_filters import F64Array, Ranks
@@ -22,7 +23,6 @@ from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
 from aerie.engine.stop_strings import StopStrings
 from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
-from aerie.engine.strategies.strategy import Row
 from aerie.engine.thinking import Phase, ThinkingStart
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, from_request_error
@@ -33,19 +33,6 @@ REASONS: Mapping[FinishReason, str] = {
     FinishReason.LENGTH: LENGTH,
     FinishReason.CONTEXT: LENGTH,
 }
-
-
-class Pooler(Protocol):
-    """Computes the result of a prompt that is not answered, from the logits of its tokens or, if `hidden`,
-    from their last hidden states."""
-
-    hidden: bool
-
-    def add_rows(self, rows: Sequence[Row]) -> None:
-        """Add the rows of the next tokens."""
-
-    def result(self) -> Any:
-        """The result after all rows."""
 
 
 class TopLogprob(NamedTuple):
@@ -384,7 +371,7 @@ class PoolingOutput:
         assert ask.make_pooler is not None
         pooler = ask.make_pooler(session)
         return PoolingOutput(
-            ask, scheduler.add_prefill_only(ask.prompt, pooler.add_rows, pooler.hidden), pooler
+            ask, scheduler.add_prefill_only(ask.prompt, pooler.add_rows, pooler.wanted), pooler
         )
 
     def next_delta(self) -> OutputDelta | None:

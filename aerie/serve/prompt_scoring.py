@@ -13,12 +13,14 @@ from typing import Any
 from starlette.requests import Request
 
 from aerie.common.errors import UserError
+from aerie.engine.poolers import Pooler
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
+from aerie.engine.strategies.prefill_only import WantedRows
 from aerie.engine.strategies.strategy import Row
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, from_engine_error
-from aerie.serve.output_processor import OutputRequest, Pooler, TokenLogprob, token_logprob, top_logprobs
+from aerie.serve.output_processor import OutputRequest, TokenLogprob, token_logprob, top_logprobs
 from aerie.serve.preprocess import check_ids
 from aerie.serve.request_outputs import run_unless_disconnected
 from aerie.serve.service import ModelService
@@ -31,7 +33,7 @@ class PromptLogprobs:
     """Logprob of each prompt token given the tokens before it, with the `top` likeliest alternatives. A
     Pooler."""
 
-    hidden = False
+    wanted = WantedRows.LOGITS
 
     def __init__(self, session: Session, prompt: Sequence[int], top: int) -> None:
         self._stream, self._prompt, self._top = session.tokenizer.incremental_detokenizer(), prompt, top

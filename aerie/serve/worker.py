@@ -58,6 +58,8 @@ class OpenedModel:
 
     def check(self, output_request: OutputRequest) -> None:
         """Raise PromptError or UserError if the request cannot run at all. Any thread may call this."""
+        if output_request.make_pooler is None:
+            self.session.model.config.roles.check_answers()
         check_generation(
             self.session.model,
             output_request.prompt,

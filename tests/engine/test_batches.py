@@ -94,7 +94,7 @@ def test_logits_and_likelihoods_of_many_prompts() -> None:
         np.testing.assert_allclose(likely, np.log(softmax[np.arange(63), prompts[2][1:]]), rtol=1e-5)
         assert model._open().scheduler.pool.manager.free_count == 20
         with pytest.raises(PromptError, match="embeddings have no likelihood"):
-            model.log_likelihoods([model.embed("Hello")])
+            model.log_likelihoods([model.embed_tokens("Hello")])
 
 
 @pytest.mark.parametrize(

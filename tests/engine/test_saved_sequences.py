@@ -251,7 +251,7 @@ def test_nothing_to_save_and_nowhere_to(tmp_path: Path) -> None:
         model.generate(FIRST, max_tokens=1)
         with pytest.raises(UserError, match=re.escape("; name another file")):
             model.save(tmp_path / "no" / "folder")
-        rows = model.embed(FIRST)
+        rows = model.embed_tokens(FIRST)
         model.generate(rows, max_tokens=1)
         with pytest.raises(UserError, match="a sequence with embeddings cannot be saved"):
             model.save(tmp_path / "dialog")

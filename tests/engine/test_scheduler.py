@@ -32,6 +32,7 @@ from aerie.engine.scheduler import (
     SchedulerStats,
     generate_alone,
 )
+from aerie.engine.strategies.prefill_only import WantedRows
 from aerie.kernel_builder.attention import STAGES, kv_rows
 from aerie.verify.random_model import (
     in_another_family,
@@ -275,7 +276,9 @@ def test_what_is_read_has_the_bits_that_it_has_alone(family: Family) -> None:
     answers = [scheduler.add_request(family.prompts[number], NEW, sampler(number)) for number in (2, 6)]
     rows: list[list[Any]] = [[] for _ in numbers]
     made = [
-        scheduler.add_prefill_only(family.prompts[number], rows[at].extend, hidden_only=bool(at % 2))
+        scheduler.add_prefill_only(
+            family.prompts[number], rows[at].extend, (WantedRows.LOGITS, WantedRows.HIDDEN)[at % 2]
+        )
         for at, number in enumerate(numbers)
     ]
     later = scheduler.add_request(family.prompts[4], NEW, sampler(4))
@@ -296,7 +299,7 @@ def test_what_is_read_neither_stands_still_nor_in_the_way(demo: Family) -> None:
     token comes with the step after the one under way."""
     scheduler = demo.scheduler(60)
     reads = [
-        scheduler.add_prefill_only(demo.prompts[6], lambda rows: None, hidden_only=True) for _ in range(9)
+        scheduler.add_prefill_only(demo.prompts[6], lambda rows: None, WantedRows.HIDDEN) for _ in range(9)
     ]
     scheduler.step()
     assert scheduler.stats.rows == scheduler._executor.max_rows  # all of it, by itself
@@ -328,7 +331,7 @@ def test_what_was_passed_by_for_long_goes_first(demo: Family, monkeypatch: Any) 
     scheduler = demo.scheduler(40)
     going_on = dict.fromkeys(demo.session.model.config.eos_token_ids, -100.0)
     answer = scheduler.add_request([5], 40, Sampler(logit_bias=going_on))
-    read = scheduler.add_prefill_only(demo.prompts[6], lambda rows: None, hidden_only=True)
+    read = scheduler.add_prefill_only(demo.prompts[6], lambda rows: None, WantedRows.HIDDEN)
     for _ in range(3):
         scheduler.step()
     assert (len(answer.token_ids), scheduler.cached_positions(read)) == (3, 0)

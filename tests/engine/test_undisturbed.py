@@ -31,6 +31,7 @@ from aerie.engine.session import Session
 from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from aerie.engine.strategies.draft_model import _programs_for, draft_model_source
 from aerie.engine.strategies.drafters import DraftSource, PromptLookupDrafter
+from aerie.engine.strategies.prefill_only import WantedRows
 from aerie.engine.variants import default_variants, gathered_contexts
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, with_longer_context
@@ -340,8 +341,8 @@ def test_a_model_that_was_warmed_compiles_nothing(monkeypatch: Any) -> None:
     ]
     requests += [scheduler.add_request([20 + n], 9, going_on) for n in range(20)]
     requests += [
-        scheduler.add_prefill_only([5] * 400, lambda rows: None, hidden_only=hidden)
-        for hidden in (True, False)
+        scheduler.add_prefill_only([5] * 400, lambda rows: None, wanted)
+        for wanted in (WantedRows.HIDDEN, WantedRows.LOGITS)
     ]
     while not all(one.is_finished for one in requests):
         scheduler.step()

@@ -355,15 +355,15 @@ def test_prompts_of_each_kind(model: Model) -> None:
 def test_embeddings_are_answered_as_the_tokens_that_they_are_of(model: Model, dtype: Any) -> None:
     """And others as others: the first rows of another prompt's make another answer."""
     ids, wanted = model.encode(FRANCE), model.generate(FRANCE)
-    embeddings = model.embed(ids).astype(dtype)
+    embeddings = model.embed_tokens(ids).astype(dtype)
     assert embeddings.shape == (len(ids), 256)
     result = model.generate(embeddings)
     assert (result.text, result.token_ids) == (wanted.text, wanted.token_ids)
     assert (result.prompt_token_ids, result.usage) == ((), replace(wanted.usage, cached_tokens=0))
     assert result.kpis.tps.n_prompt == len(ids)
     np.testing.assert_array_equal(model.logits(embeddings), model.logits(ids))
-    np.testing.assert_array_equal(model.embed(embeddings), model.embed(ids))
-    assert model.generate(model.embed(EGYPT).astype(dtype)).text == "The capital of Egypt is Cairo."
+    np.testing.assert_array_equal(model.embed_tokens(embeddings), model.embed_tokens(ids))
+    assert model.generate(model.embed_tokens(EGYPT).astype(dtype)).text == "The capital of Egypt is Cairo."
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_embeddings_are_answered_as_the_tokens_that_they_are_of(model: Model, dt
     ids=["width", "dimensions", "float64", "too large", "nan", "empty"],
 )
 def test_embeddings_that_cannot_be_run(model: Model, embeddings: Any, message: str) -> None:
-    for ask in (model.stream, model.logits, model.embed):
+    for ask in (model.stream, model.logits, model.embed_tokens):
         with pytest.raises(PromptError, match=message):
             ask(embeddings)
 

@@ -15,6 +15,7 @@ from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.decode_config import DecodeConfig
+from aerie.engine.strategies.prefill_only import WantedRows
 from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 from aerie.serve.model_spec import ModelSpec
@@ -147,7 +148,9 @@ def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
                 for n in range(many)
             ]
             asked += [
-                scheduler.add_prefill_only([5 + n] * 400, lambda rows: None, hidden_only=n > 0)
+                scheduler.add_prefill_only(
+                    [5 + n] * 400, lambda rows: None, WantedRows.HIDDEN if n else WantedRows.LOGITS
+                )
                 for n in range(3)
             ]
             while not all(one.is_finished for one in asked):

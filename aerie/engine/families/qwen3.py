@@ -17,5 +17,6 @@ FAMILY = ModelFamily(
     window_is_optional=True,
     window_layers=28,
     tensors={**LAYER_TENSORS, **QK_NORM},
-    published_sizes="Qwen3-0.6B to 8B",
+    scoring_architecture="Qwen3ForSequenceClassification",
+    published_sizes="Qwen3-0.6B to 8B, Qwen3-Embedding and Qwen3-Reranker 0.6B to 8B",
 )

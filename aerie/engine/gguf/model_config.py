@@ -35,7 +35,6 @@ OTHER_MODELS = {
 """MetadataReader that make another model unless they are absent or 0, by transformers' names for them."""
 
 REFUSED = {
-    "pooling_type": "it makes embeddings of texts, and says none: give a model that answers",
     "nextn_predict_layers": "its last layers draft further tokens, and no such layers are run: fetch a file "
     "without them",
     "attention.layer_norm_epsilon": "it has LayerNorm, and only RMSNorm is computed",
