@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aerie.engine.communication import between_processes
     from aerie.engine.generate import FinishReason
     from aerie.engine.kpis import Event, EventKind, Kpis
+    from aerie.engine.reranking import RankedDocument
     from aerie.loading import load
 else:
     _HOMES = {
@@ -36,6 +37,7 @@ else:
         "aerie.engine.communication": ["between_processes"],
         "aerie.engine.generate": ["FinishReason"],
         "aerie.engine.kpis": ["Event", "EventKind", "Kpis"],
+        "aerie.engine.reranking": ["RankedDocument"],
         "aerie.loading": ["load"],
     }
     __getattr__ = on_first_use(__name__, {name: home for home, names in _HOMES.items() for name in names})
@@ -51,6 +53,7 @@ __all__ = [
     "FinishReason",
     "Kpis",
     "Model",
+    "RankedDocument",
     "Result",
     "Stream",
     "Usage",

@@ -8,7 +8,7 @@ import reprlib
 import threading
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +22,18 @@ from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import F32Array
 from aerie.engine.poolers import Pooler, ScorePooler, VectorPooler
 from aerie.engine.pooling import DEFAULT_POOLING, check_dimensions, text_before
-from aerie.engine.reranking import check_reranker, rerank_prompt
+from aerie.engine.reranking import (
+    RankedDocument,
+    check_limit,
+    check_query,
+    check_reranker,
+    ranked,
+    rerank_prompt,
+)
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import check_text
 
-T = TypeVar("T")
 TextOrIds: TypeAlias = "str | Sequence[int] | NDArray[np.integer[Any]]"
-
-
-class RankedDocument(NamedTuple):
-    """A document with its score. index: its place among those that were given. relevance_score: from 0 to 1;
-    the higher, the better it answers the query."""
-
-    index: int
-    relevance_score: float
-    document: str
 
 
 class TextVectors:
@@ -115,7 +112,11 @@ class TextVectors:
         check_types(RERANK_ARGUMENTS, {"query": query, "instruction": instruction, **limits})
         session = self._open()
         check_reranker(session.model.config)
-        check_rerank(query, documents, limits)
+        check_query(query)
+        check_text(query, "the query")
+        _check_documents(documents)
+        for name, limit in limits.items():
+            check_limit(name, limit)
         prompts = [
             rerank_prompt(session.tokenizer, query, document, instruction, max_tokens_per_doc)
             for document in documents
@@ -179,21 +180,8 @@ def _prompt(session: Session, text: TextOrIds, before: str) -> list[int]:
     return ids
 
 
-def check_rerank(query: str, documents: Sequence[str], limits: dict[str, int | None]) -> None:
-    """Raises UserError for texts that cannot be ranked, and for limits below 1."""
+def _check_documents(documents: Sequence[str]) -> None:
     if isinstance(documents, str) or not all(isinstance(each, str) for each in documents):
         raise UserError(f"documents is {reprlib.repr(documents)}; give a list of texts")
-    if not query:
-        raise UserError("query is empty, and every document answers nothing; give it some text")
-    for text, name in ((query, "the query"), *((each, "a document") for each in documents)):
-        check_text(text, name)
-    for name, value in limits.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name} is {value}; give 1 or more, or leave it out")
-
-
-def ranked(scores: Sequence[float], documents: Sequence[str], top_n: int | None) -> list[RankedDocument]:
-    """The documents with their scores, the best first, at most `top_n`."""
-    pairs = zip(scores, documents, strict=True)
-    found = [RankedDocument(index, score, text) for index, (score, text) in enumerate(pairs)]
-    return sorted(found, key=lambda each: -each.relevance_score)[:top_n]
+    for document in documents:
+        check_text(document, "a document")

@@ -123,6 +123,7 @@ def diagnosis(arguments: argparse.Namespace) -> int:
     with working("loading torch"):
         import_torch()  # fails before anything is compiled
     checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
+    checkpoint.config.roles.check_answers()
     prompt = tokenize_prompt(checkpoint, arguments, options, report.note)
     session, reference = _open_both(checkpoint, prompt.options, report)
     report.note(f"diagnosis of {len(prompt.ids)} tokens")
@@ -158,6 +159,7 @@ def gate(arguments: argparse.Namespace) -> int:
     out = arguments.out or folders.cache_folder() / "verify"
     make_folder(out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
+    checkpoint.config.roles.check_answers()
     if checkpoint.config.diffusion is not None and (arguments.prompts, arguments.conversation) != (
         None,
         None,

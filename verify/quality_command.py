@@ -52,6 +52,7 @@ def quality(arguments: argparse.Namespace) -> int:
     with working("loading torch"):
         import_torch()
     checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
+    checkpoint.config.roles.check_answers()
     original = open_checkpoint(find_checkpoint(arguments.against or arguments.model), "bf16")
     _check_same(checkpoint, original)
     token_ids = original.tokenizer.encode(_text(arguments.text))[:MAX_TOKENS]

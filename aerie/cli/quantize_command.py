@@ -39,6 +39,11 @@ def quantize(arguments: argparse.Namespace) -> int:
     _check_out(out, arguments.force)
     report = Reporter()
     checkpoint = open_checkpoint(find_checkpoint(arguments.model), "bf16")
+    if (pooling := checkpoint.config.roles.pooling) and pooling.prompts:
+        report.note(
+            "note: a GGUF file has no prompts, so what the model puts before texts "
+            f"({', '.join(pooling.prompts)}) is left out of it"
+        )
     steps = len(plan_tensors(checkpoint, arguments.format))
 
     def write(path: Path) -> None:

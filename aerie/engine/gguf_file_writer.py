@@ -24,10 +24,12 @@ from aerie.engine.gguf.block_types import QUANTISATION_VERSION, READ, BlockType
 from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
 from aerie.engine.gguf_tokenizer_writer import tokenizer_keys
 from aerie.engine.numerics import F32Array, widen
+from aerie.engine.pooling import SCORE_ROWS
 from aerie.engine.quantised import ComputedTensor
 from aerie.engine.reporter import OnProgress
 from aerie.engine.rope import LinearScaling, Llama3Scaling
 from aerie.engine.tensors import Tensor
+from aerie.engine.text_roles import GGUF_POOLING
 from aerie.engine.weights import EMBED, LM_HEAD
 
 
@@ -170,6 +172,7 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
         **_scaling(config),
         **_factors(config),
         **({"attention.sliding_window": config.sliding_window} if config.sliding_window else {}),
+        **_pooling(config),
     }
     about = {
         "general.type": "model",
@@ -189,6 +192,18 @@ def _scaling(config: ModelConfig) -> dict[str, Any]:
     if isinstance(rule, LinearScaling):
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(rule.factor)}
     raise CheckpointError(f"the RoPE rule {rule.name} is not written as GGUF; linear and llama3 are")
+
+
+def _pooling(config: ModelConfig) -> dict[str, int]:
+    """The key of an embedding model. Raises CheckpointError for a reranker whose head only scores."""
+    pooling, scoring = config.roles
+    if scoring and scoring.tensor == SCORE_ROWS:
+        raise CheckpointError(
+            f"{scoring.source} says that the head only scores, and it is not written as GGUF; take the "
+            "Qwen3-Reranker that it was made from, which has an LM head"
+        )
+    numbers = {name: number for number, name in GGUF_POOLING.items()}
+    return {"pooling_type": numbers[pooling.pooling]} if pooling else {}
 
 
 def _factors(config: ModelConfig) -> dict[str, float]:

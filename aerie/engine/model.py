@@ -201,7 +201,7 @@ def build_model(
         context_end=context_end,
         mask=context_end.mask,
         host_timer=host_timer,
-        score_rows=scoring and score_rows(scoring, checkpoint.tokenizer, weights),
+        score_rows=score_rows(scoring, checkpoint.tokenizer, weights) if scoring else None,
     )
 
 

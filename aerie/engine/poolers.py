@@ -108,7 +108,7 @@ class ScorePooler:
     def logits(self) -> F32Array:
         """The logits of yes and, where the head has it, of no: (1,) or (2,) float32."""
         products = self._head.astype(np.float64) * self._pooler.result()
-        return products.sum(axis=-1).astype(np.float32)
+        return np.asarray(products.sum(axis=-1), np.float32)
 
     def result(self) -> float:
         """Raises NotFiniteError."""

@@ -6,6 +6,9 @@ no. Both texts are those of Qwen's page on Hugging Face (Qwen/Qwen3-Reranker-0.6
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError
@@ -52,6 +55,36 @@ def rerank_prompt(
         asked = asked[: len(tokenizer.encode(question, special=False, most=most)) + max_document_tokens]
     before, after = (tokenizer.encode(text, control_tokens=True, special=False) for text in (BEFORE, AFTER))
     return [*before, *asked, *after]
+
+
+def check_query(query: str) -> None:
+    """Raises UserError for an empty query. A document may be empty: it answers nothing."""
+    if not query:
+        raise UserError("query is empty, so no document can answer it; give it some text")
+
+
+def check_limit(name: str, value: int | None) -> None:
+    """Raises UserError for a number of documents or tokens below 1."""
+    if value is not None and value < 1:
+        raise UserError(f"{name} is {value}; give 1 or more, or leave it out")
+
+
+@dataclass(frozen=True)
+class RankedDocument:
+    """A document with its score. index: its place among those that were given. relevance_score: from 0 to 1;
+    the higher, the better it answers the query."""
+
+    index: int
+    relevance_score: float
+    document: str
+
+
+def ranked(scores: Sequence[float], documents: Sequence[str], top_n: int | None) -> list[RankedDocument]:
+    """The documents with their scores, the best first, those with equal scores in their order; at most
+    `top_n`."""
+    pairs = zip(scores, documents, strict=True)
+    found = [RankedDocument(index, score, text) for index, (score, text) in enumerate(pairs)]
+    return sorted(found, key=lambda each: -each.relevance_score)[:top_n]
 
 
 def check_score_tokens(scoring: ScoringConfig, tokenizer: Tokenizer) -> None:

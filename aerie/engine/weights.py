@@ -327,7 +327,7 @@ def _score_head(found: Mapping[str, Tensor], config: ModelConfig, files: WeightF
     scoring = config.roles.scoring
     if scoring is None or scoring.tensor != SCORE_ROWS:
         return None
-    stored = {SCORE_ROWS: (1 if scoring.no is None else 2, config.hidden_size)}
+    stored: Shapes = {SCORE_ROWS: (1 if scoring.no is None else 2, config.hidden_size)}
     _check_all_there(found, stored, files)
     return _checked(found[SCORE_ROWS], SCORE_ROWS, stored[SCORE_ROWS], False, files)
 

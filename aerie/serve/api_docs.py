@@ -15,8 +15,6 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.responses import Response
 
-from aerie.serve.errors import ApiError
-
 ADDRESSES: Final[Mapping[str, str]] = {
     "/": "The chat page.",
     "/page/{name}": "Its scripts and its style.",
@@ -49,7 +47,8 @@ ADDRESSES: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "An answer to messages, whole or as a stream.",
     "/v1/chat/completions/input_tokens": "How many tokens such a request has.",
     "/v1/completions": "What follows a text or token ids.",
-    "/v1/embeddings": "The mean of the last hidden states of each text, of length 1.",
+    "/v1/embeddings": "The vector of each text, as an embedding model's checkpoint says it. Of another model "
+    "it is the mean of the last hidden states, of length 1.",
     "/v1/responses": "OpenAI's newer API, whole or as events.",
     "/v1/responses/input_tokens": "How many tokens such a request has.",
     "/v1/responses/{name}": "A response that is kept; DELETE forgets it.",
@@ -61,7 +60,7 @@ ADDRESSES: Final[Mapping[str, str]] = {
     "/v1/conversations/{name}/items/{item}": "One item: read, delete.",
     "/v1/messages": "Anthropic's API, whole or as events.",
     "/v1/messages/count_tokens": "How many tokens such a request has.",
-    "/v1/rerank": "Refused: ranking texts needs a model that was trained for it.",
+    "/v1/rerank": "The documents by how well they answer a query; for a reranker (Qwen3-Reranker).",
     "/api/chat": "Ollama's API: an answer to messages, as lines of JSON or whole.",
     "/api/generate": "The same to a prompt, or with `raw` what follows it. Without a prompt it loads the "
     "model; with `keep_alive` 0 besides, it unloads it.",
@@ -105,19 +104,6 @@ def add_docs_routes(app: FastAPI) -> None:
     async def docs() -> Response:
         page = await asyncio.to_thread(lambda: docs_page(openapi_of(app)))
         return HTMLResponse(page, headers=DOCS_HEADERS)
-
-
-def add_rerank_refusal(app: FastAPI) -> None:
-    """Refuse /v1/rerank by its name: clients ask for it beside /v1/embeddings."""
-
-    @app.post("/v1/rerank")
-    async def rerank() -> None:
-        raise ApiError(
-            501,
-            "rerank is not built: it needs a model that was trained to score pairs of texts; POST "
-            "/v1/embeddings with the query and the texts, and rank by the products of their vectors",
-            code="not_supported",
-        )
 
 
 def openapi_of(app: FastAPI) -> dict[str, Any]:

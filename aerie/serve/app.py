@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Lifespan
 from aerie.engine.detokenizer import TokenText
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.anthropic import CountTokensRequest, MessagesRequest, MessagesWriter
-from aerie.serve.api_docs import add_docs_routes, add_rerank_refusal
+from aerie.serve.api_docs import add_docs_routes
 from aerie.serve.chat_fields import ChatRequest, TemplateRequest, TokenizeRequest
 from aerie.serve.completion_fields import CompletionRequest, DetokenizeRequest
-from aerie.serve.embeddings import EmbeddingsRequest, MeanPooler, to_response
+from aerie.serve.embeddings import add_embeddings_route
 from aerie.serve.errors import (
     ApiError,
     error_response,
@@ -40,9 +40,10 @@ from aerie.serve.ollama import add_ollama_routes
 from aerie.serve.openai_format import ChatWriter, CompletionWriter, EchoedPrompt
 from aerie.serve.pages import add_pages
 from aerie.serve.preprocess import check_ids, encode_chat, max_countable_tokens, output_requests
-from aerie.serve.prompt_scoring import encode_prompts, pool_prompts, score_prompts
+from aerie.serve.prompt_scoring import encode_prompts, score_prompts
 from aerie.serve.request_body import BodyMiddleware, ParsedBodyRoute
 from aerie.serve.request_guard import Guard, GuardedApp
+from aerie.serve.rerank import add_rerank_route
 from aerie.serve.response_store import ResponseStore, StoreDependency, add_store_routes
 from aerie.serve.responses import ResponsesRequest, ResponsesWriter
 from aerie.serve.service import ModelService
@@ -95,8 +96,8 @@ def _app_with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     add_store_routes(app)
     _add_native(app)
     add_ollama_routes(app)
-    _add_embeddings(app)
-    add_rerank_refusal(app)
+    add_embeddings_route(app)
+    add_rerank_route(app)
     _add_slots(app)
     return app
 
@@ -307,15 +308,3 @@ def _add_native(app: FastAPI) -> None:
     @app.post("/v1/chat/completions/input_tokens")
     async def input_tokens(body: ChatRequest, service: LoadedService) -> Mapping[str, Any]:
         return await _count(body, service)
-
-
-def _add_embeddings(app: FastAPI) -> None:
-    @app.post("/v1/embeddings")
-    async def embeddings(
-        body: EmbeddingsRequest, request: Request, service: LoadedService
-    ) -> Mapping[str, Any]:
-        prompts = await encode_prompts(service, body.inputs, "input")
-        vectors = await pool_prompts(service, request, prompts, [MeanPooler] * len(prompts))
-        tokens = sum(map(len, prompts))
-        request.state.request_log.prompt_tokens = tokens
-        return to_response(vectors, service.name, tokens, body.encoding_format)

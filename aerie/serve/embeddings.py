@@ -1,29 +1,36 @@
-"""POST /v1/embeddings: the mean of the last hidden states of a text's tokens, scaled to length 1.
+"""POST /v1/embeddings: the vectors of texts, as an embedding model's checkpoint says they are made.
 
-The hidden states are those of a model trained to predict the next token. A model that was trained for
-embeddings separates meanings better.
+Of another model a vector is the mean of the last hidden states of a text's tokens, scaled to length 1.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
+from fastapi import FastAPI, Request
 from pydantic import Field
 
-from aerie.engine.head import final_norm
-from aerie.engine.numerics import F32Array, bf16, widen
+from aerie.engine.embedding_prompt import embedding_prompt
+from aerie.engine.numerics import F32Array
+from aerie.engine.poolers import VectorPooler
+from aerie.engine.pooling import DEFAULT_POOLING, check_dimensions, text_before
 from aerie.engine.session import Session
-from aerie.engine.strategies.strategy import Row
-from aerie.serve.common_fields import RequestFields, Text, Tokens, UnsupportedFields, prompt_list
+from aerie.engine.tokenizer import Tokenizer
+from aerie.serve.common_fields import RequestFields, Text, Tokens, prompt_list
+from aerie.serve.errors import errors_of
+from aerie.serve.model_middleware import LoadedService
+from aerie.serve.preprocess import check_ids
+from aerie.serve.prompt_scoring import pool_prompts
+from aerie.serve.service import ModelService
 
 MAX_INPUTS = 256
 
 
 class EmbeddingsRequest(RequestFields):
-    """input: a text, token ids, or several of either."""
+    """input: a text, token ids, or several of either. prompt_name, instruction: as in Model.embed."""
 
     model: str | None = None
     input: (
@@ -33,11 +40,10 @@ class EmbeddingsRequest(RequestFields):
         | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS)]
     )
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Any = None
+    dimensions: int | None = None
+    prompt_name: Text | None = None
+    instruction: Text | None = None
     user: str | None = None
-    unsupported: ClassVar[UnsupportedFields] = {
-        "dimensions": ((), "embeddings are as long as the model's hidden states")
-    }
 
     @property
     def inputs(self) -> list[str | list[int]]:
@@ -45,23 +51,60 @@ class EmbeddingsRequest(RequestFields):
         return prompt_list(self.input)
 
 
-class MeanPooler:
-    """Mean of the normed hidden states of a text's tokens, (hidden_size,) float32, of length 1. A Pooler."""
+class VectorSettings(NamedTuple):
+    """How vectors are made, whatever the API. is_cut: cut a text that is too long; else it is refused."""
 
-    hidden = True
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    instruction: str | None = None
+    is_cut: bool = False
 
-    def __init__(self, session: Session) -> None:
-        self._model, self._rows = session.model, list[Row]()
 
-    def add_rows(self, rows: Sequence[Row]) -> None:
-        self._rows += rows
+def add_embeddings_route(app: FastAPI) -> None:
+    """Add /v1/embeddings."""
 
-    def result(self) -> F32Array:
-        model, hidden = self._model, np.array(self._rows, bf16)
-        normed = widen(final_norm(model, hidden))
-        mean = normed.mean(axis=0, dtype=np.float32)
-        embedding: F32Array = mean / np.linalg.norm(mean)
-        return embedding
+    @app.post("/v1/embeddings")
+    async def embeddings(
+        body: EmbeddingsRequest, request: Request, service: LoadedService
+    ) -> Mapping[str, Any]:
+        settings = VectorSettings(body.dimensions, body.prompt_name, body.instruction)
+        vectors = await embed_texts(service, request, body.inputs, settings)
+        tokens = request.state.request_log.prompt_tokens
+        return to_response(vectors, service.name, tokens, body.encoding_format)
+
+
+async def embed_texts(
+    service: ModelService,
+    request: Request,
+    inputs: Sequence[str | list[int]],
+    settings: VectorSettings,
+    param: str = "input",
+) -> list[F32Array]:
+    """The vector of each input. Raises ApiError for what cannot be embedded, and as pool_prompts."""
+    opened = service.require_loaded()
+    model = opened.session.model
+    config = model.config.roles.pooling or DEFAULT_POOLING
+    with errors_of("dimensions"):
+        check_dimensions(settings.dimensions, model.config.hidden_size)
+    with errors_of("prompt_name"):
+        before = text_before(config, settings.prompt_name, settings.instruction)
+    most, prompts = min(model.max_prompt_tokens, config.max_tokens or model.max_prompt_tokens), []
+    for given in inputs:
+        if isinstance(given, str):
+            encode = partial(_encode, text=given, before=before, most=most, is_cut=settings.is_cut)
+            prompts.append(await service.run_with_tokenizer(encode, lambda _: param))
+        else:
+            check_ids(opened, given, param)
+            prompts.append(given)
+
+    def pooler(session: Session) -> VectorPooler:
+        return VectorPooler(session.model, settings.dimensions)
+
+    return await pool_prompts(service, request, prompts, [pooler] * len(prompts))
+
+
+def _encode(tokenizer: Tokenizer, text: str, before: str, most: int, is_cut: bool) -> list[int]:
+    return embedding_prompt(tokenizer, text, before, most, is_cut)
 
 
 def to_response(vectors: Sequence[F32Array], model: str, tokens: int, encoding: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from fastapi.responses import JSONResponse
@@ -118,6 +119,15 @@ def from_engine_error(error: BaseException, to_field_path: Callable[[str], str] 
         setting = SETTING_IN_MESSAGE.match(str(error))
         return ApiError(400, str(error), setting and setting[1].replace("-", "_"), "invalid_value")
     return internal_error()
+
+
+@contextmanager
+def errors_of(param: str) -> Iterator[None]:
+    """Within this, an error of the engine becomes one of a field."""
+    try:
+        yield
+    except UserError as error:
+        raise ApiError(400, str(error), param, "invalid_value") from error
 
 
 def from_request_error(error: UserError) -> ApiError:

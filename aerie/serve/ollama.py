@@ -14,7 +14,7 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from aerie.serve.embeddings import MeanPooler
+from aerie.serve.embeddings import VectorSettings, embed_texts
 from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import NDJSON, json_line, json_response, make_response, notes_header
 from aerie.serve.llama_cpp import encode_prompt
@@ -40,7 +40,6 @@ from aerie.serve.ollama_format import (
     shown_model,
 )
 from aerie.serve.preprocess import EncodedChat
-from aerie.serve.prompt_scoring import encode_prompts, pool_prompts
 from aerie.serve.request_outputs import RequestOutputs
 from aerie.serve.service import ModelService
 from aerie.version import VERSION
@@ -115,7 +114,7 @@ def _submit(
 def _add_embeddings(app: FastAPI) -> None:
     @app.post("/api/embed")
     async def embed(body: OllamaEmbedRequest, request: Request, service: LoadedService) -> Response:
-        vectors = await _embedded(service, request, body.inputs, "input")
+        vectors = await _embedded(service, request, body.inputs, body.settings, "input")
         log = request.state.request_log
         counts = {**durations(log), "prompt_eval_count": log.prompt_tokens}
         result = {"model": body.model, "embeddings": vectors, **counts}
@@ -123,19 +122,19 @@ def _add_embeddings(app: FastAPI) -> None:
 
     @app.post("/api/embeddings")
     async def embeddings(body: OllamaEmbeddingsRequest, request: Request, service: LoadedService) -> Response:
-        vectors = await _embedded(service, request, [body.prompt] if body.prompt else [], "prompt")
+        texts = [body.prompt] if body.prompt else []
+        vectors = await _embedded(service, request, texts, VectorSettings(is_cut=True), "prompt")
         result = {"embedding": vectors[0] if vectors else []}
         return json_response(result, notes_header((), request.state.ignored))
 
 
 async def _embedded(
-    service: ModelService, request: Request, texts: list[str], param: str
+    service: ModelService, request: Request, texts: list[str], settings: VectorSettings, param: str
 ) -> list[list[float]]:
     """The embedding of each text."""
     if not texts:
         return []
-    prompts = await encode_prompts(service, texts, param)
-    vectors = await pool_prompts(service, request, prompts, [MeanPooler] * len(prompts))
+    vectors = await embed_texts(service, request, texts, settings, param)
     return [[float(value) for value in vector] for vector in vectors]
 
 

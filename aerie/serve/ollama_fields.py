@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from aerie.engine.tool_calls import Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, Function
 from aerie.serve.common_fields import ClientMessagePart, RequestFields, Text, UnsupportedFields
-from aerie.serve.embeddings import MAX_INPUTS
+from aerie.serve.embeddings import MAX_INPUTS, VectorSettings
 from aerie.serve.llama_settings import LlamaSettings
 from aerie.serve.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields
 from aerie.serve.structured_output_fields import ANY_OBJECT, StructuredOutput
@@ -295,15 +295,17 @@ class OllamaGenerateRequest(AnswerFields):
 
 
 class OllamaEmbedRequest(OllamaFields):
-    """POST /api/embed. truncate: ignored; a text that is too long is refused."""
+    """POST /api/embed. truncate: unless it is false, a text that is too long is cut at its end. dimensions:
+    0 means all."""
 
     input: Text | Annotated[list[Text], Field(max_length=MAX_INPUTS)] = Field(default_factory=list)
     truncate: bool | None = None
-    dimensions: Any = None
-    ignored: ClassVar[frozenset[str]] = OllamaFields.ignored | {"truncate"}
-    unsupported: ClassVar[UnsupportedFields] = {
-        "dimensions": ([0], "embeddings are as long as the model's hidden states")
-    }
+    dimensions: int | None = None
+
+    @property
+    def settings(self) -> VectorSettings:
+        """How the vectors are made."""
+        return VectorSettings(self.dimensions or None, is_cut=self.truncate is not False)
 
     @property
     def inputs(self) -> list[str]:

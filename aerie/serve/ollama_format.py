@@ -221,6 +221,8 @@ def shown_model(service: ModelService) -> dict[str, Any]:
         "modified_at": timestamp(service.began),
         "capabilities": ["completion", "tools"],
     }
+    if opened and opened.session.model.config.roles.pooling:
+        body["capabilities"] = ["embedding"]
     if opened:
         body["model_info"] = _model_info(opened.session.model.config, opened.session.model.positions)
         if opened.tokenizer.thinking_tags:

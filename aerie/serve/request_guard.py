@@ -34,9 +34,9 @@ ALIASES = {
     "/completions": "/completion",
     **{f"/{name}": f"/v1/{name}" for name in ("chat/completions", "chat/completions/input_tokens")},
     **{f"/{name}": f"/v1/{name}" for name in ("responses", "embeddings", "rerank")},
-    **dict.fromkeys(("/reranking", "/v1/reranking"), "/v1/rerank"),
+    **dict.fromkeys(("/reranking", "/v1/reranking", "/v2/rerank"), "/v1/rerank"),
 }
-"""llama.cpp's names of addresses."""
+"""llama.cpp's names of addresses, and Cohere's of one."""
 LEMONADE_PREFIX = "/api"
 """Lemonade's prefix before /v1."""
 PATHS_ALSO_UNDER_V1 = ("/v1/slots", "/v1/tokenize", "/v1/detokenize")

@@ -375,7 +375,7 @@ CHANGED = {
         32,
         r"llama\.attention\.value_length is 32: values are as wide as keys here",
     ),
-    "llama.pooling_type": (3, r"llama\.pooling_type is 3: it makes embeddings of texts, and says none"),
+    "llama.pooling_type": (2, r"llama\.pooling_type is 2: only 1 \(mean\), 3 \(last token\) and 4 \(rank\)"),
     "llama.nextn_predict_layers": (
         1,
         r"llama\.nextn_predict_layers is 1: its last layers draft further tokens",

@@ -20,6 +20,9 @@ from md_text import page, section
 import aerie
 import examples
 
+INHERITED = "\n    options:\n      inherited_members: true"
+"""A model's methods are in several files."""
+
 
 def python_page() -> str:
     """One entry for each public name of `aerie`; mkdocstrings fills them in."""
@@ -27,7 +30,7 @@ def python_page() -> str:
         "Python API",
         "All names that `from aerie import ...` has. [Use a model from Python](../how-to/python.md) has "
         "examples.",
-        *(f"::: aerie.{name}" for name in _public()),
+        *(f"::: aerie.{name}{INHERITED * (name == 'Model')}" for name in _public()),
         section("The virtual NPU", "Names of `aerie.virtual_npu`.", "::: aerie.virtual_npu.program"),
     )
 
