@@ -71,7 +71,7 @@ class TextVectors:
         config = session.model.config
         check_dimensions(dimensions, config.hidden_size)
         before = text_before(config.roles.pooling or DEFAULT_POOLING, prompt_name, instruction)
-        is_one = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], Integral))
+        is_one = _is_one(texts)
         prompts = [_prompt(session, cast(TextOrIds, each), before) for each in ([texts] if is_one else texts)]
         vectors = self._pooled(prompts, lambda model: VectorPooler(model, dimensions, normalize))
         return vectors[0] if is_one else np.array(vectors, np.float32).reshape(len(prompts), -1)
@@ -162,6 +162,22 @@ class TextVectors:
         return [pooler.result() for pooler in poolers]
 
 
+def _is_one(texts: object) -> bool:
+    """Whether it is one text or the token ids of one. Raises PromptError for what is no text."""
+    if isinstance(texts, str):
+        return True
+    if not isinstance(texts, Sequence | np.ndarray):
+        raise _no_text(texts)
+    return len(texts) > 0 and isinstance(texts[0], Integral)
+
+
+def _no_text(given: object) -> PromptError:
+    return PromptError(
+        f"a text to embed is a text or a list of token ids, and not {reprlib.repr(given)}; give one, or "
+        "several in a list"
+    )
+
+
 def _prompt(session: Session, text: TextOrIds, before: str) -> list[int]:
     """The tokens of a text, or token ids. Raises PromptError."""
     model = session.model
@@ -171,10 +187,7 @@ def _prompt(session: Session, text: TextOrIds, before: str) -> list[int]:
         most = min(model.max_prompt_tokens, limit or model.max_prompt_tokens)
         return embedding_prompt(session.tokenizer, text, before, most)
     if not (isinstance(text, Sequence | np.ndarray) and all(isinstance(each, Integral) for each in text)):
-        raise PromptError(
-            f"a text to embed is a text or a list of token ids, and not {reprlib.repr(text)}; give one, or "
-            "several in a list"
-        )
+        raise _no_text(text)
     ids = [int(each) for each in text]
     check_prompt(ids, model.config, model.seq_len)
     return ids

@@ -92,7 +92,7 @@ class NoVariantError(PromptError):
 def limit_reason(limit: int, enough: int | None) -> str:
     """Why no more than `limit` tokens are taken, and what to do."""
     if enough is None:
-        ends = "max_position_embeddings, longrope or --max-model-len"
+        ends = "max_position_embeddings, max_seq_length, longrope or --max-model-len"
         return f"the model has {limit} positions ({ends}); shorten it"
     return (
         f"--seq-len (SEQ_LEN) has programs compiled for at most {limit}; shorten it, give {enough}, or leave "

@@ -161,8 +161,9 @@ def draft_model_of(checkpoint: Checkpoint, folder: Path, draft: str | None) -> C
 
 
 def uses_drafts(config: ModelConfig, folder: Path, draft: str | None) -> bool:
-    """Whether outputs of this model are drafted: it is autoregressive, and is not the draft model itself."""
-    if draft is None or config.diffusion is not None:
+    """Whether outputs of this model are drafted: it answers, is autoregressive, and is not the draft model
+    itself."""
+    if draft is None or config.diffusion is not None or config.roles.reason_against_answers:
         return False
     try:
         return draft == PROMPT_LOOKUP or find_checkpoint(draft) != folder

@@ -505,7 +505,7 @@ def test_a_first_message_that_is_too_long():
     _, notes = converse(FakeSession(limit=1), "one")
     assert notes == [
         "the prompt is 2 tokens long and the model has 1 positions (max_position_embeddings, "
-        "longrope or --max-model-len); shorten it"
+        "max_seq_length, longrope or --max-model-len); shorten it"
     ]
 
 

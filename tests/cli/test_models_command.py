@@ -21,6 +21,7 @@ from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
 from aerie.engine.tokenizer import load_tokenizer
 from tests import gguf_files
+from tests.engine import text_models
 
 DRAFTER = BUILT_IN_MODELS["demo-drafter"]
 
@@ -319,10 +320,14 @@ def test_what_is_here_is_found_without_fetching(home, gguf_file, monkeypatch):
             checkpoint_here(name)
 
 
-def test_models_of_embeddings_are_refused(home):
-    shutil.copytree(DRAFTER, home / "vectors")
-    (home / "vectors" / "modules.json").write_text("[]")
-    with pytest.raises(
-        CheckpointError, match=r"vectors has modules\.json: it is a model of embeddings, which makes"
-    ):
-        load_config(home / "vectors")
+def test_embedding_models_run_and_answer_nothing(home, command_line):
+    text_models.write_embedding_files(text_models.copied(DRAFTER, home / "vectors"), "mean")
+    shown = listed(home)[str(home / "vectors")]
+    assert shown["problem"] is None
+    for words in (["run", "--prompt", "Hello"], ["chat"], ["profile", "--prompt", "Hello"]):
+        refused = command_line("cli", [*words, "--model", str(home / "vectors")])
+        assert refused.status == 2
+        assert refused.err == (
+            "error: modules.json says that this is an embedding model, which makes vectors of texts and no "
+            "answers; send texts to /v1/embeddings of `aerie serve`, or to embed() in Python\n"
+        )

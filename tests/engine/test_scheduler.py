@@ -273,12 +273,11 @@ def test_what_is_read_has_the_bits_that_it_has_alone(family: Family) -> None:
     """Hidden states and logits of whole prompts, beside answers, in a pool in which some give way."""
     model, scheduler = family.session.model, family.scheduler(9, 4)
     numbers = (5, 6, 3, 0)
+    kinds = (WantedRows.LOGITS, WantedRows.HIDDEN, WantedRows.LAST_HIDDEN, WantedRows.LAST_HIDDEN)
     answers = [scheduler.add_request(family.prompts[number], NEW, sampler(number)) for number in (2, 6)]
     rows: list[list[Any]] = [[] for _ in numbers]
     made = [
-        scheduler.add_prefill_only(
-            family.prompts[number], rows[at].extend, (WantedRows.LOGITS, WantedRows.HIDDEN)[at % 2]
-        )
+        scheduler.add_prefill_only(family.prompts[number], rows[at].extend, kinds[at])
         for at, number in enumerate(numbers)
     ]
     later = scheduler.add_request(family.prompts[4], NEW, sampler(4))
@@ -288,7 +287,9 @@ def test_what_is_read_has_the_bits_that_it_has_alone(family: Family) -> None:
     for at, number in enumerate(numbers):
         prompt = family.prompts[number]
         alone = prefill(model, prompt, model.new_cache(len(prompt)))
-        expected = alone if at % 2 else logits_rows(model, alone)
+        expected = logits_rows(model, alone) if kinds[at] is WantedRows.LOGITS else alone
+        if kinds[at] is WantedRows.LAST_HIDDEN:
+            expected = expected[-1:]
         assert [row.tobytes() for row in rows[at]] == [row.tobytes() for row in expected]
     assert {one.error for one in made} == {None}
     assert scheduler.pool.manager.free_count == 9

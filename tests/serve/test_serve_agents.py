@@ -199,11 +199,13 @@ def test_a_chat_says_what_it_ignores(serving: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/reranking", "/v1/reranking"])
-def test_rerank_is_refused_by_name(serving: Any, path: str) -> None:
+def test_what_is_no_reranker_ranks_nothing(serving: Any, path: str) -> None:
     with serving.http as http:
         made = http.post(path, json={"query": "x", "documents": ["y"]})
-    assert (made.status_code, made.json()["error"]["code"]) == (501, "not_supported")
-    assert made.json()["error"]["message"].startswith("rerank is not built: it needs a model")
+    error = made.json()["error"]
+    assert (made.status_code, error["param"], error["code"]) == (400, "model", "invalid_value")
+    assert error["message"].startswith("this model (LlamaForCausalLM) is no reranker: it was not trained to")
+    assert error["message"].endswith("and rank by the products of their vectors")
 
 
 def test_the_pages_of_the_api_need_nothing_from_elsewhere(serving: Any) -> None:

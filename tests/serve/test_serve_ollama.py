@@ -248,8 +248,8 @@ def test_thinking_is_for_the_template() -> None:
         ),
         (
             "/api/embed",
-            {"input": "x", "dimensions": 3},
-            "embeddings are as long as the model's",
+            {"input": "x", "dimensions": 257},
+            "dimensions is 257, and the vectors of this model have 256",
         ),
     ],
 )

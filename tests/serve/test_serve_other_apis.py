@@ -278,8 +278,8 @@ def test_wrong_embeddings(serving: Any) -> None:
         ({"input": ["x"] * 257}, "at most 256 items"),
         ({"input": "word " * 600}, "the model has 512 positions"),
         (
-            {"input": "x", "dimensions": 5},
-            "embeddings are as long as the model's hidden states; leave it out",
+            {"input": "x", "dimensions": 257},
+            "dimensions is 257, and the vectors of this model have 256; give 1 to 256, or leave it out",
         ),
     ):
         with pytest.raises(openai.BadRequestError) as wrong:
