@@ -74,7 +74,9 @@ class TextVectors:
         is_one = _is_one(texts)
         prompts = [_prompt(session, cast(TextOrIds, each), before) for each in ([texts] if is_one else texts)]
         vectors = self._pooled(prompts, lambda model: VectorPooler(model, dimensions, normalize))
-        return vectors[0] if is_one else np.array(vectors, np.float32).reshape(len(prompts), -1)
+        if is_one:
+            return cast(F32Array, vectors[0])
+        return np.array(vectors, np.float32).reshape(len(prompts), dimensions or config.hidden_size)
 
     async def aembed(
         self,

@@ -31,7 +31,6 @@ PATHS_WITHOUT_MODEL = (
     "/v1/unload",
     "/v1/conversations",
     "/v1/responses/resp_",
-    "/v1/rerank",
     *(f"/api/{name}" for name in ("show", "pull", "push", "create", "copy", "delete")),
 )
 """Paths with these prefixes need no loaded model: they manage models or stored responses, or are refused."""

@@ -10,7 +10,7 @@ import pytest
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.embedding_prompt import embedding_prompt
-from aerie.engine.poolers import Pooler, ScorePooler, VectorPooler
+from aerie.engine.poolers import LastPooler, MeanPooler, Pooler, ScorePooler, VectorPooler
 from aerie.engine.reranking import rerank_prompt
 from aerie.engine.scheduler import Scheduler
 from aerie.verify.bounds import EXACT, compare, rms_bound
@@ -87,3 +87,25 @@ def test_the_logits_of_yes_and_no_are_those_of_transformers(
     assert_as_near(logits, theirs, exact)
     powers = np.exp(logits.astype(np.float64))
     assert scores == pytest.approx(list(powers[:, 0] / powers.sum(axis=1)), abs=1e-12)
+
+
+@pytest.mark.parametrize("fault", ["no final norm", "the token before", "the mean"])
+def test_other_vectors_are_told_apart(
+    fault: str, tmp_path: Any, numpy_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted faults: the bounds above are not so wide that they pass."""
+    folder = text_models.write_embedding_model(tmp_path / "model")
+    tokenizer = open_checkpoint(folder).tokenizer
+    prompts = [embedding_prompt(tokenizer, text, "", 256) for text in TEXTS]
+    model = numpy_model(folder, 256)
+    if fault == "no final norm":
+        monkeypatch.setattr("aerie.engine.poolers.final_norm", lambda model, rows: rows)
+    make = MeanPooler if fault == "the mean" else LastPooler
+    fed = [prompt[:-1] for prompt in prompts] if fault == "the token before" else prompts
+    found = np.array(pooled(model, fed, [make(model) for _ in fed]))
+    ours = found / np.linalg.norm(found, axis=1, keepdims=True)
+    exact, theirs = (
+        text_models.their_vectors(folder, dtype, prompts, "lasttoken") for dtype in ("float32", "bfloat16")
+    )
+    with pytest.raises(AssertionError):
+        assert_as_near(ours, theirs, exact)
