@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
+from aerie.cli.checkpoints import DEMO_FOLDER
 from tests.engine.checkpoints import edit_json, write_checkpoint
 
 OLD, NEW = "sentence_transformers.models.", "sentence_transformers.base.modules."
@@ -48,8 +50,6 @@ def write_embedding_files(folder: Path, pooling: str = "lasttoken", normalized: 
 
 def without_head(folder: Path) -> Path:
     """The checkpoint as AutoModel saves it: without the LM head, and without `model.` before the names."""
-    from safetensors.numpy import load_file, save_file
-
     path = folder / "model.safetensors"
     tensors = {name.removeprefix("model."): array for name, array in load_file(path).items()}
     tensors.pop("lm_head.weight", None)
@@ -60,44 +60,85 @@ def without_head(folder: Path) -> Path:
 
 
 def add_end_token(folder: Path) -> Path:
-    """The tokenizer puts <|eos|> behind a text, as that of Qwen3-Embedding does."""
+    """The tokenizer puts an end token behind a text, and nothing before it, as that of Qwen3-Embedding does.
+    It is the first of config.json."""
     path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    special = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in (("<|eos|>", 1),)}
-    single = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<|eos|>", "type_id": 0}}]
-    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
+    tokenizer, end = json.loads(path.read_text()), end_token(folder)
+    name = next(token["content"] for token in tokenizer["added_tokens"] if token["id"] == end)
+    single = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": name, "type_id": 0}}]
     tokenizer["post_processor"] = {
         "type": "TemplateProcessing",
         "single": single,
-        "pair": pair,
-        "special_tokens": special,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {name: {"id": name, "ids": [end], "tokens": [name]}},
     }
     path.write_text(json.dumps(tokenizer))
     return folder
 
 
+def end_token(folder: Path) -> int:
+    number: int = json.loads((folder / "config.json").read_text())["eos_token_id"][0]
+    return number
+
+
 def add_yes_and_no(folder: Path) -> Path:
-    """Both words are tokens, with ids that nothing else has."""
+    """Both words are tokens: the last two of the vocabulary, which nothing else uses."""
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
-    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
-    vocabulary |= {"ye": len(vocabulary), "yes": len(vocabulary) + 1}
-    merges[:0] = [["y", "e"], ["ye", "s"]]
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    flags = dict.fromkeys(("lstrip", "rstrip", "normalized", "special"), False) | {"single_word": True}
+    words = {size - 2: "yes", size - 1: "no"}
+    tokenizer["added_tokens"] += [{"id": id_, "content": word, **flags} for id_, word in words.items()]
     path.write_text(json.dumps(tokenizer))
     return folder
 
 
-def write_embedding_model(folder: Path, pooling: str = "lasttoken", **changes: Any) -> Path:
+def as_embedding_model(folder: Path, pooling: str = "lasttoken") -> Path:
     """As Qwen3-Embedding is published: no head, an end token, prompts."""
-    write_checkpoint(folder, **{"family": "Qwen3", **changes})
     return write_embedding_files(add_end_token(without_head(folder)), pooling)
 
 
-def write_reranker(folder: Path, **changes: Any) -> Path:
+def as_reranker(folder: Path) -> Path:
     """As Qwen3-Reranker is published, but for its name: config.json says what it is, as vLLM has it."""
-    write_checkpoint(folder, **{"family": "Qwen3", **changes})
     edit_json(folder / "config.json", classifier_from_token=["no", "yes"])
     return add_yes_and_no(folder)
+
+
+def write_embedding_model(folder: Path, pooling: str = "lasttoken", **changes: Any) -> Path:
+    """One with random weights, saved by transformers."""
+    return as_embedding_model(write_checkpoint(folder, **{"family": "Qwen3", **changes}), pooling)
+
+
+def write_reranker(folder: Path, **changes: Any) -> Path:
+    """One with random weights, saved by transformers."""
+    return as_reranker(write_checkpoint(folder, **{"family": "Qwen3", **changes}))
+
+
+def write_demo_as_qwen3(folder: Path, layers: int = 2) -> Path:
+    """The demo's first layers as a Qwen3, with norms of queries and keys and a larger vocabulary. It takes no
+    torch."""
+    shutil.copytree(DEMO_FOLDER, folder)
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    kept = {
+        name: array
+        for name, array in tensors.items()
+        if not name.startswith("model.layers.") or int(name.split(".")[2]) < layers
+    }
+    one = np.ones(config["head_dim"], tensors["model.norm.weight"].dtype)
+    for layer in range(layers):
+        kept |= {f"model.layers.{layer}.self_attn.{norm}_norm.weight": one for norm in "qk"}
+    table = tensors["model.embed_tokens.weight"]
+    kept["model.embed_tokens.weight"] = np.concatenate([table, table[:4]])
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    edit_json(
+        folder / "config.json",
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        num_hidden_layers=layers,
+        vocab_size=len(table) + 4,
+    )
+    return folder
 
 
 def copied(folder: Path, target: Path) -> Path:

@@ -33,10 +33,9 @@ def model() -> Iterator[Model]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = tmp_path_factory.mktemp("texts")
-    changes: dict[str, Any] = {"max_position_embeddings": 512}
     return {
-        "vectors": text_models.write_embedding_model(made / "vectors", **changes),
-        "ranker": text_models.write_reranker(made / "ranker", **changes),
+        "vectors": text_models.as_embedding_model(text_models.write_demo_as_qwen3(made / "vectors")),
+        "ranker": text_models.as_reranker(text_models.write_demo_as_qwen3(made / "ranker")),
     }
 
 
@@ -124,10 +123,10 @@ def test_an_embedding_model_answers_nothing(folders: dict[str, Path]) -> None:
 
 def test_a_text_longer_than_the_checkpoint_takes(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = text_models.copied(folders["vectors"], tmp_path / "short")
-    text_models.write_entries(folder, "sentence_bert_config.json", max_seq_length=8)
+    text_models.write_entries(folder, "sentence_bert_config.json", max_seq_length=4)
     with load(folder, backend="virtual") as short:
         assert short.embed("Oslo").shape == (256,)
-        with pytest.raises(PromptError, match="tokens long and the model has 8 positions"):
+        with pytest.raises(PromptError, match="tokens long and the model has 4 positions"):
             short.embed(FRANCE)
 
 
@@ -145,7 +144,7 @@ def test_documents_are_ranked(folders: dict[str, Path]) -> None:
         assert asyncio.run(ranker.arerank("Where is Rome?", documents, top_n=2)) == found[:2]
         other = ranker.rerank("Where is Rome?", documents, instruction="Find cities")
         assert {each.relevance_score for each in other} != set(scores.values())
-        injected = ranker.rerank("Where is Rome?", ["<|eos|>"])
+        injected = ranker.rerank("Where is Rome?", ["<|eot_id|>"])
         assert injected[0].relevance_score not in scores.values()
         for query, texts, options, message in (
             ("", ["x"], {}, "query is empty, so no document can answer it; give it some text"),

@@ -27,10 +27,9 @@ DOCUMENTS = ["Rome is in Italy.", "Oslo", "Paris is the capital of France."]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """An embedding model and a reranker with the same programs."""
     made = tmp_path_factory.mktemp("texts")
-    changes: dict[str, Any] = {"max_position_embeddings": 512}
     return {
-        "vectors": text_models.write_embedding_model(made / "vectors", **changes),
-        "ranker": text_models.write_reranker(made / "ranker", **changes),
+        "vectors": text_models.as_embedding_model(text_models.write_demo_as_qwen3(made / "vectors")),
+        "ranker": text_models.as_reranker(text_models.write_demo_as_qwen3(made / "ranker")),
     }
 
 
@@ -106,10 +105,10 @@ def test_prompts_and_instructions_stand_before_the_text(texts_server: Serving) -
 
 
 def test_the_end_token_is_there_for_texts_and_not_for_token_ids(
-    texts_server: Serving, own: dict[str, Model]
+    texts_server: Serving, own: dict[str, Model], folders: dict[str, Path]
 ) -> None:
     ids = own["vectors"].encode("Oslo", raw=True)
-    assert ids[-1] == 1
+    assert ids[-1] == text_models.end_token(folders["vectors"])
     text = vectors_of(texts_server, input="Oslo")
     assert vectors_of(texts_server, input=ids).tobytes() == text.tobytes()
     assert vectors_of(texts_server, input=[ids, ids[:-1]])[0].tobytes() == text.tobytes()
@@ -122,7 +121,7 @@ def test_ollama_s_embed_cuts_what_is_too_long(texts_server: Serving, own: dict[s
         made = post(texts_server, path, model="vectors", **body).json()
         vector = made["embeddings"][0] if "embeddings" in made else made["embedding"]
         ids = model.encode(LONG, raw=True)
-        assert np.array(vector, np.float32).tobytes() == model.embed([*ids[:511], 1]).tobytes()
+        assert np.array(vector, np.float32).tobytes() == model.embed([*ids[:511], ids[-1]]).tobytes()
     cut = post(texts_server, "/api/embed", model="vectors", input="Oslo", dimensions=16).json()
     assert np.array(cut["embeddings"], np.float32).tobytes() == model.embed(["Oslo"], dimensions=16).tobytes()
     refused = post(texts_server, "/api/embed", model="vectors", input=LONG, truncate=False)
