@@ -1,7 +1,7 @@
 """Tells an embedding model and a reranker from a model that answers, by what its checkpoint says.
 
-Nothing in the first files of Qwen3-Reranker tells it from a Qwen3 that answers. So it counts as a reranker by
-its name, by `classifier_from_token`, which is vLLM's entry for it, or by the files of sentence-transformers.
+Nothing in the files of Qwen3-Reranker tells it from a Qwen3 that answers, and other rerankers of its shape
+have other prompts. So it counts as one by its name, or by `classifier_from_token`, vLLM's entry for it.
 A file that llama.cpp's converter made has `pooling_type` (llama.h, llama_pooling_type).
 """
 
@@ -45,26 +45,27 @@ def _of_folder(folder: Path, config: ConfigReader, family: ModelFamily) -> TextR
     if has_modules(folder):
         if not is_cross_encoder(folder):
             return TextRoles(read_pooling(folder, config))
-        return TextRoles(scoring=_of_cross_encoder(folder, family))
+        return TextRoles(scoring=_of_cross_encoder(folder, config, family))
     if family.scoring_architecture and (said := _said_by(folder, config)):
         return TextRoles(scoring=ScoringConfig(said, LM_HEAD_ROWS))
     return TextRoles()
 
 
-def _of_cross_encoder(folder: Path, family: ModelFamily) -> ScoringConfig:
+def _of_cross_encoder(folder: Path, config: ConfigReader, family: ModelFamily) -> ScoringConfig:
     scoring = read_scoring(folder)
-    if scoring is None or not family.scoring_architecture:
+    if scoring is None or not family.scoring_architecture or not _said_by(folder, config):
         raise ConfigError(
-            f"{folder}: it is a CrossEncoder of sentence-transformers, and no {family.name} that scores is "
-            "known; of rerankers only Qwen3-Reranker is computed: take that"
+            f"{folder}: it is a CrossEncoder of sentence-transformers, a {family.name}, and of these only "
+            f"Qwen3-Reranker is computed, with its own prompt: {HOW_TO_SAY_SO}"
         )
     return scoring
 
 
 def _score_head(folder: Path, config: ConfigReader) -> ScoringConfig:
     """The head of a class that scores in place of answering."""
-    is_reranker = has_modules(folder) and is_cross_encoder(folder)
-    if not is_reranker and not _said_by(folder, config):
+    if has_modules(folder):
+        read_scoring(folder)  # which refuses modules that are not computed
+    if not _said_by(folder, config):
         raise ConfigError(
             f"{config.path}: the architecture is {config.items('architectures')[0]}, whose head scores, and "
             f"nothing says that it scores documents for a query: {HOW_TO_SAY_SO}"
@@ -96,12 +97,12 @@ def _said_by(folder: Path, config: ConfigReader) -> str | None:
 
 
 def _of_gguf(keys: MetadataReader, model: GGUFModel, family: ModelFamily) -> TextRoles:
-    value = keys.get("pooling_type")
-    if value in (None, GGUF_NONE):
+    value = keys.get("pooling_type") or GGUF_NONE
+    if value == GGUF_NONE:
         named = family.scoring_architecture and RERANKER_NAME.search(model.path.name)
         scoring = ScoringConfig(f"the name {model.path.name}", LM_HEAD_ROWS) if named else None
         return TextRoles(scoring=scoring)
-    if value in GGUF_POOLING:
+    if isinstance(value, int) and value in GGUF_POOLING:
         return TextRoles(PoolingConfig(keys.key("pooling_type"), GGUF_POOLING[value]))
     if value != GGUF_RANK:
         raise keys.fail(

@@ -237,7 +237,6 @@ def test_what_says_that_a_model_is_a_reranker(ranker: Path, tmp_path: Path) -> N
 def cross_encoder(folder: Path, *kinds: str) -> Path:
     write_modules(folder, *kinds)
     write_entries(folder, "config_sentence_transformers.json", model_type="CrossEncoder")
-    edit_json(folder / "config.json", classifier_from_token=None)
     return folder
 
 
@@ -265,7 +264,12 @@ def test_the_logits_that_a_cross_encoder_compares(ranker: Path, tmp_path: Path) 
     with pytest.raises(CheckpointError, match="of rerankers only Transformer, and perhaps LogitScore, are"):
         load_config(folder)
     cross_encoder(folder, OLD + "Transformer")
-    with pytest.raises(CheckpointError, match="no Qwen3ForCausalLM that scores is known"):
+    with pytest.raises(CheckpointError, match="a Qwen3ForCausalLM, and of these only Qwen3-Reranker is"):
+        load_config(folder)
+    cross_encoder(folder, OLD + "Transformer", LOGIT_SCORE)
+    edit_json(folder / "config.json", classifier_from_token=None)
+    write_entries(folder, "1_LogitScore/config.json", true_token_id=yes, false_token_id=no)
+    with pytest.raises(CheckpointError, match="with its own prompt: a folder whose name has"):
         load_config(folder)
 
 
