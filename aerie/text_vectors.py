@@ -119,12 +119,11 @@ class TextVectors:
         _check_documents(documents)
         for name, limit in limits.items():
             check_limit(name, limit)
+        most = session.model.max_prompt_tokens
         prompts = [
-            rerank_prompt(session.tokenizer, query, document, instruction, max_tokens_per_doc)
+            rerank_prompt(session.tokenizer, query, document, most, instruction, max_tokens_per_doc)
             for document in documents
         ]
-        for prompt in prompts:
-            check_prompt(prompt, session.model.config, session.model.seq_len)
         return ranked(self._pooled(prompts, ScorePooler), documents, top_n)
 
     async def arerank(

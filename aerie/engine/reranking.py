@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import CheckpointError
+from aerie.engine.errors import CheckpointError, PromptTooLongError
 from aerie.engine.numerics import BF16Array
 from aerie.engine.pooling import LM_HEAD_ROWS, ScoringConfig
 from aerie.engine.tensors import Rows
@@ -42,19 +42,24 @@ def rerank_prompt(
     tokenizer: Tokenizer,
     query: str,
     document: str,
+    most: int,
     instruction: str | None = None,
     max_document_tokens: int | None = None,
-    most: int | None = None,
 ) -> list[int]:
     """The token ids of the prompt that has a query and a document. A longer document is cut after
-    `max_document_tokens`. most: as Tokenizer.encode. Control tokens in the texts are text."""
+    `max_document_tokens`. Control tokens in the texts are text. most: tokens of the prompt; raises
+    PromptTooLongError for more.
+    """
     question = f"<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: "
-    limit = most if max_document_tokens is None else None
-    asked = tokenizer.encode(question + document, special=False, most=limit)
+    whole = most if max_document_tokens is None else None
+    asked = tokenizer.encode(question + document, special=False, most=whole)
     if max_document_tokens is not None:
         asked = asked[: len(tokenizer.encode(question, special=False, most=most)) + max_document_tokens]
     before, after = (tokenizer.encode(text, control_tokens=True, special=False) for text in (BEFORE, AFTER))
-    return [*before, *asked, *after]
+    prompt = [*before, *asked, *after]
+    if len(prompt) > most:
+        raise PromptTooLongError(len(prompt), most, None)
+    return prompt
 
 
 def check_query(query: str) -> None:

@@ -90,7 +90,7 @@ def _pooler(session: Session) -> ScorePooler:
 
 def _encode(tokenizer: Tokenizer, body: RerankRequest, most: int) -> list[list[int]]:
     limit = body.max_tokens_per_doc
-    return [rerank_prompt(tokenizer, body.query, text, body.instruction, limit, most) for text in body.texts]
+    return [rerank_prompt(tokenizer, body.query, text, most, body.instruction, limit) for text in body.texts]
 
 
 def _result(ranked: RankedDocument, with_text: bool) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_the_logits_of_yes_and_no_are_those_of_transformers(
         tmp_path / "model", **{"max_position_embeddings": 512, **SHAPES[shape]}
     )
     tokenizer = open_checkpoint(folder).tokenizer
-    prompts = [rerank_prompt(tokenizer, "Where?", text, "Find") for text in ("Oslo", "In Rome", "")]
+    prompts = [rerank_prompt(tokenizer, "Where?", text, 512, "Find") for text in ("Oslo", "In Rome", "")]
     model = numpy_model(folder, 512)
     poolers = [ScorePooler(model) for _ in prompts]
     scores = pooled(model, prompts, list(poolers))
