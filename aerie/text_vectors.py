@@ -65,8 +65,8 @@ class TextVectors:
         Raises PromptError for a text that cannot be run, and UserError for other values, before anything is
         computed; RunError where a device fails.
         """
-        given = {"dimensions": dimensions, "prompt_name": prompt_name, "instruction": instruction}
-        check_types(VECTOR_ARGUMENTS, {**given, "normalize": normalize})
+        options = {"dimensions": dimensions, "prompt_name": prompt_name, "instruction": instruction}
+        check_types(VECTOR_ARGUMENTS, {**options, "normalize": normalize})
         session = self._open()
         config = session.model.config
         check_dimensions(dimensions, config.hidden_size)

@@ -15,7 +15,7 @@ from aerie.engine.pooling import DEFAULT_POOLING, LAST
 from aerie.engine.strategies.prefill_only import WantedRows
 from aerie.engine.strategies.strategy import Row
 
-SMALLEST_LENGTH = 1e-12
+MIN_LENGTH = 1e-12
 """What a vector is at least divided by, so that one of zeros stays one (torch's `normalize`)."""
 
 
@@ -85,7 +85,7 @@ class VectorPooler:
         vector = self._pooler.result()[: self._dimensions]
         if not np.isfinite(vector).all():
             raise NotFiniteError
-        length = max(np.linalg.norm(vector), np.float32(SMALLEST_LENGTH)) if self._is_normalised else 1
+        length = max(np.linalg.norm(vector), np.float32(MIN_LENGTH)) if self._is_normalised else 1
         scaled: F32Array = vector / length
         return scaled
 

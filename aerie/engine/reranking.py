@@ -52,11 +52,11 @@ def rerank_prompt(
     """
     question = f"<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: "
     whole = most if max_document_tokens is None else None
-    asked = tokenizer.encode(question + document, special=False, most=whole)
+    middle = tokenizer.encode(question + document, special=False, most=whole)
     if max_document_tokens is not None:
-        asked = asked[: len(tokenizer.encode(question, special=False, most=most)) + max_document_tokens]
+        middle = middle[: len(tokenizer.encode(question, special=False, most=most)) + max_document_tokens]
     before, after = (tokenizer.encode(text, control_tokens=True, special=False) for text in (BEFORE, AFTER))
-    prompt = [*before, *asked, *after]
+    prompt = [*before, *middle, *after]
     if len(prompt) > most:
         raise PromptTooLongError(len(prompt), most, None)
     return prompt

@@ -46,14 +46,14 @@ def _of_folder(folder: Path, config: ConfigReader, family: ModelFamily) -> TextR
         if not is_cross_encoder(folder):
             return TextRoles(read_pooling(folder, config))
         return TextRoles(scoring=_of_cross_encoder(folder, config, family))
-    if family.scoring_architecture and (said := _said_by(folder, config)):
-        return TextRoles(scoring=ScoringConfig(said, LM_HEAD_ROWS))
+    if family.scoring_architecture and (source := _reranker_source(folder, config)):
+        return TextRoles(scoring=ScoringConfig(source, LM_HEAD_ROWS))
     return TextRoles()
 
 
 def _of_cross_encoder(folder: Path, config: ConfigReader, family: ModelFamily) -> ScoringConfig:
     scoring = read_scoring(folder)
-    if scoring is None or not family.scoring_architecture or not _said_by(folder, config):
+    if scoring is None or not family.scoring_architecture or not _reranker_source(folder, config):
         raise ConfigError(
             f"{folder}: it is a CrossEncoder of sentence-transformers, a {family.name}, and of these only "
             f"Qwen3-Reranker is computed, with its own prompt: {HOW_TO_SAY_SO}"
@@ -65,7 +65,7 @@ def _score_head(folder: Path, config: ConfigReader) -> ScoringConfig:
     """The head of a class that scores in place of answering."""
     if has_modules(folder):
         read_scoring(folder)  # which refuses modules that are not computed
-    if not _said_by(folder, config):
+    if not _reranker_source(folder, config):
         raise ConfigError(
             f"{config.path}: the architecture is {config.items('architectures')[0]}, whose head scores, and "
             f"nothing says that it scores documents for a query: {HOW_TO_SAY_SO}"
@@ -80,7 +80,7 @@ def _score_head(folder: Path, config: ConfigReader) -> ScoringConfig:
     return ScoringConfig(config.path.name, SCORE_ROWS, 0)
 
 
-def _said_by(folder: Path, config: ConfigReader) -> str | None:
+def _reranker_source(folder: Path, config: ConfigReader) -> str | None:
     """What says that this is Qwen3-Reranker; None if nothing does. A snapshot of Hugging Face's cache has the
     name two folders above."""
     tokens = config.get(TOKENS_ENTRY)

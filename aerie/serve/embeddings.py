@@ -89,13 +89,13 @@ async def embed_texts(
     with errors_of("prompt_name"):
         before = text_before(config, settings.prompt_name, settings.instruction)
     most, prompts = min(model.max_prompt_tokens, config.max_tokens or model.max_prompt_tokens), []
-    for given in inputs:
-        if isinstance(given, str):
-            encode = partial(_encode, text=given, before=before, most=most, is_cut=settings.is_cut)
+    for text in inputs:
+        if isinstance(text, str):
+            encode = partial(_encode, text=text, before=before, most=most, is_cut=settings.is_cut)
             prompts.append(await service.run_with_tokenizer(encode, lambda _: param))
         else:
-            check_ids(opened, given, param)
-            prompts.append(given)
+            check_ids(opened, text, param)
+            prompts.append(text)
 
     def pooler(session: Session) -> VectorPooler:
         return VectorPooler(session.model, settings.dimensions)
