@@ -3,13 +3,15 @@
 aircc makes of a segment's gets and puts of a buffer in L2 a ring of descriptors, which starts again for as
 long as data comes (without `--omit-while-true-loop`). So a segment that gets a block and puts it on, once in
 its text, serves a launch and cores that send and take many. Where numbers alone say how often, and both ends
-of a buffer agree, its operations get a loop around them here.
+of a buffer agree, its operations get a loop around them here. Nor does the ring end with a loop in the text
+of the segment: one that does the same each time gets the trips that both ends need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from math import prod
 
 from xdsl.dialects import affine, scf
@@ -18,7 +20,7 @@ from xdsl.dialects.builtin import IndexType, IntegerAttr, ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from aerie.air_dialect.index_constants import NUMBERS, constant_int
-from aerie.air_dialect.index_expressions import iteration_range
+from aerie.air_dialect.index_expressions import IndexAnalysis, iteration_range
 from aerie.air_dialect.ops import (
     AsyncTokenType,
     ChannelPutOp,
@@ -45,8 +47,10 @@ def repeat_memtile_transfers(module: ModuleOp) -> None:
             if not any(isinstance(op, SegmentOp) for op in parent_ops(segment)):
                 for group in _groups(segment):
                     times = _times(launch, group)
-                    if times > 1:
-                        _repeat(group, times)
+                    if times > 1 and times.denominator == 1:
+                        _repeat(group, int(times))
+                    elif times > 1:
+                        _prolong(group, times)
 
 
 def _groups(segment: SegmentOp) -> list[list[Operation]]:
@@ -68,42 +72,72 @@ def _groups(segment: SegmentOp) -> list[list[Operation]]:
 # ---- how often ----
 
 
-def _times(launch: LaunchOp, group: Sequence[Operation]) -> int:
+def _times(launch: LaunchOp, group: Sequence[Operation]) -> Fraction:
     """How often a group runs, by what the other ends of all its channels send and take; 1 where they do not
     agree, or more than numbers decide."""
     inside = [op for top in group for op in top.walk() if isinstance(op, ChannelTransferOp)]
-    ratios = set[int]()
+    ratios = set[Fraction]()
     for name in dict.fromkeys(op.chan_name for op in inside):
         for is_put in {isinstance(op, ChannelPutOp) for op in inside if op.chan_name == name}:
             mine = [op for op in inside if op.chan_name == name and isinstance(op, ChannelPutOp) is is_put]
-            ratios.add(_ratio(launch, mine, is_put))
+            ratios.add(_ratio(launch, mine))
     gets = {isinstance(op, ChannelPutOp) for op in inside}
-    return ratios.pop() if len(ratios) == 1 and gets == {True, False} else 1
+    return ratios.pop() if len(ratios) == 1 and gets == {True, False} else Fraction(1)
 
 
-def _ratio(launch: LaunchOp, mine: Sequence[ChannelTransferOp], is_put: bool) -> int:
-    """How many times as many elements the other end moves; 0 where that is not known, or no whole number."""
+def _ratio(launch: LaunchOp, mine: Sequence[ChannelTransferOp]) -> Fraction:
+    """How many times as many elements the other end moves; 0 where that is not known."""
     channel, name = mine[0].channel(), mine[0].chan_name
     function = launch.parent_op()
     if channel is None or function is None or channel.broadcast_shape is not None:
-        return 0
+        return Fraction(0)
     everywhere = [op for op in function.walk() if isinstance(op, ChannelTransferOp) and op.chan_name == name]
-    others = [op for op in everywhere if isinstance(op, ChannelPutOp) is not is_put]
     if any(launch not in parent_ops(op) for op in everywhere):
-        return 0
-    same_side = [op for op in everywhere if op not in others]
-    counts = [[_moved(op, launch) for op in ops] for ops in (same_side, others)]
+        return Fraction(0)
+    members = {_member(op, NUMBERS) for op in mine}
+    if prod(channel.size) > 1 and len(members) == 1 and None not in members:
+        (member,) = members
+        through_it = [op for op in everywhere if _member(op, NUMBERS) in (member, None)]
+        if ratio := _ratio_of(launch, through_it, mine, member):
+            return ratio
+    return _ratio_of(launch, everywhere, mine, None)
+
+
+def _ratio_of(
+    launch: LaunchOp,
+    transfers: Sequence[ChannelTransferOp],
+    mine: Sequence[ChannelTransferOp],
+    member: tuple[int, ...] | None,
+) -> Fraction:
+    """`_ratio` among these puts and gets; member: as `_moved` takes it."""
+    same_side = [op for op in transfers if type(op) is type(mine[0])]
+    others = [op for op in transfers if op not in same_side]
+    counts = [[_moved(op, launch, member) for op in ops] for ops in (same_side, others)]
     if len(same_side) != len(mine) or any(None in found for found in counts):
-        return 0
+        return Fraction(0)
     one, other = (sum(count or 0 for count in found) for found in counts)
-    return other // one if one and other % one == 0 else 0
+    return Fraction(other, one) if one else Fraction(0)
 
 
-def _moved(op: ChannelTransferOp, launch: LaunchOp) -> int | None:
-    """The elements that a put or get moves in one point of a launch, over all cores and trips of loops."""
+def _member(op: ChannelTransferOp, known: IndexAnalysis[int]) -> tuple[int, ...] | None:
+    """The member of a bundle that a put or get names by numbers; None where it takes more."""
+    numbers = [known.analyze(index) for index in op.indices]
+    return None if None in numbers else tuple(number or 0 for number in numbers)
+
+
+def _moved(op: ChannelTransferOp, launch: LaunchOp, member: tuple[int, ...] | None) -> int | None:
+    """The elements that a put or get moves in one point of a launch, over all cores and trips of loops.
+
+    member: only what goes through this one of a bundle; None: through any.
+    """
     herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
     count = transfer_elements(op.memref.type, op.sizes)
     cores: Sequence[HerdCore | None] = [None] if herd is None else cores_of(herd)
+    if member is not None:
+        found = [(core, _member(op, _known_on(core))) for core in cores]
+        if any(named is None for _, named in found):
+            return None
+        cores = [core for core, named in found if named == member]
     runs = [_runs(op, launch, core) for core in cores]
     if count is None or None in runs:
         return None
@@ -112,8 +146,7 @@ def _moved(op: ChannelTransferOp, launch: LaunchOp) -> int | None:
 
 def _runs(op: Operation, launch: LaunchOp, core: HerdCore | None) -> int | None:
     """How often an operation runs in one point of a launch, on one core of the herd that it is in."""
-    ids = {} if core is None else core.ids
-    known = replace(NUMBERS, known_value=ids.get)
+    known = _known_on(core)
     factors: list[int | None] = []
     inner: Operation = op
     for parent in parent_ops(op):
@@ -137,6 +170,11 @@ def _runs(op: Operation, launch: LaunchOp, core: HerdCore | None) -> int | None:
     return None
 
 
+def _known_on(core: HerdCore | None) -> IndexAnalysis[int]:
+    """Numbers, with the coordinates of a core."""
+    return NUMBERS if core is None else replace(NUMBERS, known_value=core.ids.get)
+
+
 def _trips(low: int | None, high: int | None, step: int | None) -> int | None:
     if low is None or high is None or step is None or step < 1:
         return None
@@ -144,6 +182,22 @@ def _trips(low: int | None, high: int | None, step: int | None) -> int | None:
 
 
 # ---- the loop ----
+
+
+def _prolong(group: Sequence[Operation], times: Fraction) -> None:
+    """Give a loop that is the whole group, and does the same in each trip, so many times its trips."""
+    loop = group[0]
+    if len(group) > 1 or not isinstance(loop, scf.ForOp) or loop.body.block.args[0].uses:
+        return
+    low, high, step = (NUMBERS.analyze(bound) for bound in (loop.lb, loop.ub, loop.step))
+    trips = _trips(low, high, step)
+    if low is None or step is None or trips is None or (times * trips).denominator > 1:
+        return
+    end = ConstantOp(IntegerAttr(low + int(times * trips) * step, IndexType()))
+    end.location = loop.location
+    assert loop.parent is not None
+    loop.parent.insert_op_before(end, loop)
+    loop.operands[1] = end.result
 
 
 def _repeat(group: Sequence[Operation], times: int) -> None:
