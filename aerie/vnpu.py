@@ -20,10 +20,13 @@ from aerie.virtual_npu import (
     ErrorReport,
     ExpectationError,
     Result,
+    StopNotReachedError,
+    StopPoint,
     VirtualNpuDeadlock,
     VirtualNpuRuntimeError,
 )
 from aerie.virtual_npu.program import Program
+from aerie.virtual_npu.stops import Stop, StoppedBuffer
 
 __all__ = [
     "BuildOptions",
@@ -31,6 +34,10 @@ __all__ = [
     "ExpectationError",
     "Program",
     "Result",
+    "Stop",
+    "StopNotReachedError",
+    "StopPoint",
+    "StoppedBuffer",
     "VirtualNpuDeadlock",
     "VirtualNpuRuntimeError",
     "program",
@@ -63,6 +70,6 @@ def run(
     """Run a program on arrays, one per argument, which stay as they are.
 
     module, kernel_dirs, options: as `program` takes them. how: as `Program.run` takes it: entry, perturb,
-    garbage, seed, expect, tolerance, and so on. Raises what `Program.run` raises.
+    garbage, seed, expect, tolerance, stop_at, show, and so on. Raises what `Program.run` raises.
     """
     return program(module, kernel_dirs, options).run(*arrays, **how)

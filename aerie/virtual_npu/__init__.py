@@ -9,13 +9,14 @@ from aerie.virtual_npu.errors import (
     ErrorReport,
     ExpectationError,
     OptionError,
+    StopNotReachedError,
     UnsupportedOpError,
     VirtualNpuDeadlock,
     VirtualNpuRuntimeError,
     VnpuArgumentError,
 )
 from aerie.virtual_npu.library import ArgumentType, EntryPoint, Library, RunResult
-from aerie.virtual_npu.options import BuildOptions, RunOptions
+from aerie.virtual_npu.options import BuildOptions, RunOptions, StopPoint
 
 if TYPE_CHECKING:
     from aerie.virtual_npu.program import Program, Result
@@ -45,6 +46,8 @@ __all__ = [
     "Result",
     "RunOptions",
     "RunResult",
+    "StopNotReachedError",
+    "StopPoint",
     "ToolchainError",
     "UnsupportedOpError",
     "VirtualNpuDeadlock",

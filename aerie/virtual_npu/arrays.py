@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from aerie.common import store
 from aerie.common.shown_names import display_name
+from aerie.virtual_npu.element_types import NUMPY_NAMES, numbers_of
 from aerie.virtual_npu.errors import VnpuArgumentError
 from aerie.virtual_npu.library import ArgumentType, EntryPoint, Library, RunResult
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
@@ -24,13 +25,6 @@ Array = NDArray[Any]
 
 ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 """The first bytes of an .npz file, with and without arrays in it; numpy takes all else for a pickle."""
-
-NUMPY_NAMES = {
-    "f32": "float32", "f64": "float64", "f16": "float16", "bf16": "uint16", "i1": "bool", "i8": "int8",
-    "i16": "int16", "i32": "int32", "i64": "int64", "index": "int64", "ui8": "uint8", "ui16": "uint16",
-    "ui32": "uint32", "ui64": "uint64",
-}  # fmt: skip
-"""By MLIR element type, the name of the numpy dtype that holds its elements."""
 
 
 def read_npz(path: Path, entry: EntryPoint) -> list[Array]:
@@ -181,9 +175,7 @@ def array_from_numbers(numbers: Array, argument: ArgumentType) -> Array:
 
 def array_numbers(array: Array, argument: ArgumentType) -> Array:
     """The numbers of an argument's array: bf16 bits widened to float32, other dtypes unchanged."""
-    if argument.dtype != "bf16":
-        return array
-    return (array.astype(np.uint32) << 16).view(np.float32)
+    return numbers_of(array, argument.dtype)
 
 
 def write_npz(path: Path, arrays: Sequence[Array]) -> None:

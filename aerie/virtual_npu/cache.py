@@ -84,6 +84,8 @@ class ProgramSource:
     def plan_key(self, compiler: str) -> str:
         """The hash of everything that the program depends on, except its external kernels."""
         own = {**key_ingredients(self.options, compiler), "options": repr(self.options)}
+        if self.options.stop_lines:
+            own["stop lines"] = repr(self.options.stop_lines)
         return hash_key({**own, "text": text_digest(self.text)})
 
     def kernels_key(self, kernels: Sequence[ExternalKernel]) -> str:

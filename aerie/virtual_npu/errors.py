@@ -114,6 +114,12 @@ class GarbageError(VirtualNpuRuntimeError):
     kind = "garbage"
 
 
+class StopNotReachedError(VirtualNpuRuntimeError):
+    """The run ended, and did not come to a place where it shall stop."""
+
+    kind = "stop"
+
+
 class SanitizerError(VirtualNpuRuntimeError):
     """AddressSanitizer or UndefinedBehaviorSanitizer ended the run; the message ends with its report."""
 
@@ -134,6 +140,8 @@ ERROR_KINDS = (
 
 STOPPED = len(ERROR_KINDS) + 1
 """The `Failure::Kind` of a run that the handler of a signal, or a StopFlag, ended."""
+AT_STOP_POINT = STOPPED + 1
+"""The `Failure::Kind` of a run that reached a place where it shall stop."""
 
 
 def run_error(kind: int, message: str, record: dict[str, Any] | None = None) -> VirtualNpuRuntimeError:

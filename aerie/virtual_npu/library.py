@@ -7,18 +7,27 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aerie.common import knobs
 from aerie.common.errors import ProgramError
 from aerie.common.shown_names import display_name
 from aerie.virtual_npu.cancellation import RunStopped
 from aerie.virtual_npu.cpp_quoting import entry_symbol
-from aerie.virtual_npu.errors import STOPPED, VnpuArgumentError, run_error
+from aerie.virtual_npu.errors import (
+    AT_STOP_POINT,
+    STOPPED,
+    StopNotReachedError,
+    VnpuArgumentError,
+    run_error,
+)
 from aerie.virtual_npu.options import AIE_TIME_LIMIT, IN_ORDER, RunOptions
 from aerie.virtual_npu.thread_team import use_team
 
-FORMAT = 12
+if TYPE_CHECKING:
+    from aerie.virtual_npu.stops import Stop, StopCall
+
+FORMAT = 13
 """Version of the metadata and of the entries' calling convention."""
 
 
@@ -62,6 +71,7 @@ class _RunOptions(ctypes.Structure):
         ("interpreter", ctypes.POINTER(_Interpreter)),
         ("stall", ctypes.c_int64),
         ("traced", ctypes.c_void_p),
+        ("stops", ctypes.c_void_p),
     )
 
 
@@ -83,12 +93,14 @@ class RunResult:
     """The result of a run beside its outputs.
 
     notes: findings that did not end the run. record: the requested stats and trace, else None. writer: the
-    operation that wrote the traced element last; empty where none was recorded.
+    operation that wrote the traced element last; empty where none was recorded. stop: where the run stopped,
+    None for one that ended.
     """
 
     notes: tuple[str, ...] = ()
     record: dict[str, Any] | None = None
     writer: str = ""
+    stop: Stop | None = None
 
 
 EMPTY_RESULT = RunResult()
@@ -174,8 +186,10 @@ class EntryCall:
         threads = 1 if as_notes else options.threads or knobs.thread_count()
         seed, garbage = options.seed, options.garbage
         stall = int((options.time_limit or 0) * 1e9)
+        self._stops = _stop_call(options)
+        stops = ctypes.addressof(self._stops.structure) if self._stops else None
         options_struct = _RunOptions(
-            threads, wanted, seed, as_notes, events, garbage, python, stall, options.traced
+            threads, wanted, seed, as_notes, events, garbage, python, stall, options.traced, stops
         )
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), options_struct, self._report
         self._passed = tuple(map(ctypes.byref, self._objects))
@@ -207,7 +221,7 @@ class EntryCall:
         """The result of a call that returned `status`, after it was made; raises as making it does."""
         report = self._report
         Library.seconds += report.nanoseconds * 1e-9
-        if status == 0 and not (report.notes or report.record or report.writer):
+        if status == 0 and not (self._stops or report.notes or report.record or report.writer):
             return EMPTY_RESULT
         texts = (report.message, report.notes, report.record, report.writer)
         message, notes, record, writer = (self._taken(text) for text in texts)
@@ -215,9 +229,20 @@ class EntryCall:
         record_fields = json.loads(record) if record else None
         if status == STOPPED:
             _raise_stopped(report, message)
-        if status != 0:
-            raise run_error(status, f"{display_name(self._entry)}: {message}", record_fields)
-        return RunResult(tuple(notes.splitlines()), record_fields, writer)
+        message = f"{display_name(self._entry)}: {message}"
+        stop = self._stops.stop(message) if self._stops and status == AT_STOP_POINT else None
+        if stop is None and self._stops:
+            message = self._not_reached(status, message)
+        if status != 0 and stop is None:
+            raise run_error(status, message, record_fields)
+        return RunResult(tuple(notes.splitlines()), record_fields, writer, stop)
+
+    def _not_reached(self, status: int, message: str) -> str:
+        """The message of a run that failed before a stop. Raises StopNotReachedError for one that ended."""
+        assert self._stops is not None
+        if status == 0:
+            raise StopNotReachedError(f"{message}the run ended without a stop: {self._stops.hits()}")
+        return f"{message}\nit failed before a stop: {self._stops.hits()}"
 
     def _taken(self, address: int | None) -> str:
         """The text at an address, which the program gives away."""
@@ -226,6 +251,14 @@ class EntryCall:
         text = ctypes.string_at(address).decode(errors="replace")
         self._library.vnpu_release(ctypes.c_void_p(address))
         return text
+
+
+def _stop_call(options: RunOptions) -> StopCall | None:
+    if not options.stops:
+        return None
+    from aerie.virtual_npu.stops import StopCall  # it needs numpy, whose import takes long
+
+    return StopCall(options.stops, options.show)
 
 
 def _raise_stopped(report: _RunReport, message: str) -> None:

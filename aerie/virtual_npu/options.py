@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 
 from aerie.common import knobs
 from aerie.virtual_npu.errors import OptionError
@@ -32,6 +33,7 @@ class BuildOptions:
     rounding: how f32 becomes bf16: `conv_even` (nearest, ties to even) or `floor` (towards minus infinity).
     sanitize: build with AddressSanitizer and UndefinedBehaviorSanitizer.
     fast: let whole matrix products be recognised (`is_fast` says when), and bf16 multiplied in pairs.
+    stop_lines: lines of the text before whose operations a run can stop (`RunOptions.stops`); needs checks.
     """
 
     checks: bool = False
@@ -39,8 +41,11 @@ class BuildOptions:
     rounding: str = ROUNDINGS[0]
     sanitize: bool = False
     fast: bool = True
+    stop_lines: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
+        if self.stop_lines and not self.checks:
+            raise OptionError("a run stops only in a program built with checks: leave out --no-checks")
         _one_of("numerics", self.numerics, NUMERICS)
         _one_of("rounding", self.rounding, ROUNDINGS)
 
@@ -80,6 +85,36 @@ AIE_TIME_LIMIT = 5.0
 end."""
 
 
+_STOP = re.compile(
+    r"(?P<line>[1-9]\d{0,8})(?::(?P<hit>[1-9]\d{0,17}))?(?:@(?P<x>\d{1,9})(?:,(?P<y>\d{1,9}))?)?"
+)
+
+
+@dataclass(frozen=True)
+class StopPoint:
+    """Where a run stops: before an operation of a line of the text.
+
+    hit: the how-manieth time that one is reached, from 1 on. tile: only operations of bodies with these
+    coordinates count (of a herd's tile; of a launch or segment, its point); None: all.
+    """
+
+    line: int
+    hit: int = 1
+    tile: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, text: str) -> StopPoint:
+        """The point that `LINE[:HIT][@X[,Y]]` names. Raises OptionError."""
+        found = _STOP.fullmatch(text)
+        if found is None:
+            raise OptionError(
+                f"'{text}' names no place to stop: write LINE, LINE:HIT, LINE@X,Y or LINE:HIT@X,Y, such as "
+                "24:3@1,0 for the third time that tile (1, 0) comes to line 24"
+            )
+        tile = (int(found["x"]), int(found["y"] or 0)) if found["x"] else None
+        return cls(int(found["line"]), int(found["hit"] or 1), tile)
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """The options of one run. All but the defaults need a program built with checks.
@@ -93,6 +128,8 @@ class RunOptions:
     traced: the address of an element of an argument, of which `RunResult.writer` says what wrote it; 0: none.
     threads: how many run launch points side by side; 0: as many as VNPU_THREADS says. Races that are notes
     are found on one.
+    stops: where the run stops, whichever comes first; lines of `BuildOptions.stop_lines`. show: the buffers
+    to look at there (`--show`).
     """
 
     seed: int = 0
@@ -103,6 +140,8 @@ class RunOptions:
     time_limit: float | None = None
     traced: int = 0
     threads: int = 0
+    stops: tuple[StopPoint, ...] = ()
+    show: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("races", self.races, RACES)

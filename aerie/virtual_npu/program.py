@@ -31,7 +31,8 @@ from aerie.virtual_npu.errors import (
     VirtualNpuRuntimeError,
 )
 from aerie.virtual_npu.library import EntryPoint, Library, RunResult
-from aerie.virtual_npu.options import BuildOptions, RunOptions
+from aerie.virtual_npu.options import BuildOptions, RunOptions, StopPoint
+from aerie.virtual_npu.stops import Stop, stop_points
 
 if TYPE_CHECKING:
     from aerie.device import CheckReport
@@ -45,12 +46,14 @@ class Result:
     notes: findings that did not end the run, a sentence each.
     record: what was asked for: `{"stats": {...}, "trace": [...]}`, else None.
     schedules: how many schedules gave these outputs.
+    stop: where the run stopped; None for one that ended. The outputs are what the arguments held there.
     """
 
     outputs: tuple[Array, ...]
     notes: tuple[str, ...] = ()
     record: dict[str, Any] | None = None
     schedules: int = 1
+    stop: Stop | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +126,8 @@ class Program:
         time_limit: float | None = None,
         expect: Mapping[int, Any] | None = None,
         tolerance: float = 0.0,
+        stop_at: StopPoint | int | str | Sequence[StopPoint | int | str] = (),
+        show: str | Sequence[str] = (),
     ) -> Result:
         """Run a public function on arrays, one per argument; the arrays given stay as they are.
 
@@ -136,20 +141,28 @@ class Program:
         no limit; None: options.AIE_TIME_LIMIT for a module with aie.device, no limit for others.
         expect: by number, what arguments shall be after the run in order. tolerance: how far floats may be
         from it, in units of 1 + |expected|; 0: no bit may differ.
+        stop_at: ends the run before an operation of a line of the text: the line, or `LINE:HIT@X,Y` for the
+        how-manieth time and the tile; of several, the first that is reached. show: the buffers to look at
+        there: `%name`, `%name@X,Y` of another tile, `%name[0:4, :]`, the line of an allocation, or `all`.
 
         Raises VnpuArgumentError for arrays that do not fit, VirtualNpuRuntimeError (see its `kind`) if the
         run fails, ScheduleError if schedules give different results, GarbageError if the results depend on
-        the initial memory, ExpectationError for the first element that is not what was expected.
+        the initial memory, ExpectationError for the first element that is not what was expected,
+        StopNotReachedError for a run that ends before `stop_at`.
         """
-        self._check_can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
-        entry_point = self.entry(entry)
+        stops, shown = stop_points(stop_at), (show,) if isinstance(show, str) else tuple(show)
+        if shown and not stops:
+            raise OptionError(f"show {shown[0]} looks at a buffer where a run stops: give stop_at too")
+        program = self._stopping(stops, perturb=perturb, garbage=garbage, expect=expect) if stops else self
+        program._check_can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
+        entry_point = program.entry(entry)
         inputs = [np.asarray(array) for array in arguments]
         start = arrays.check_arrays({f"arg{i}": array for i, array in enumerate(inputs)}, entry_point)
         outputs = [array.copy() for array in start]
-        options = RunOptions(races=races, time_limit=time_limit)
+        options = RunOptions(races=races, time_limit=time_limit, stops=stops, show=shown)
         first = dataclasses.replace(options, stats=stats, trace=trace)
         with _with_source_places(self.source.text):
-            result = _run_reporting_alike(self.library, entry_point, outputs, first)
+            result = _run_reporting_alike(program.library, entry_point, outputs, first)
             if expect is not None:
                 self._check_expected(entry_point, start, outputs, expect, tolerance)
             for number in range(seed, seed + perturb):
@@ -159,7 +172,7 @@ class Program:
                 other = dataclasses.replace(options, garbage=number)
                 self._compare(entry_point, start, outputs, other, _GARBAGE)
         shaped_outputs = tuple(out.view(array.dtype) for out, array in zip(outputs, inputs, strict=True))
-        return Result(shaped_outputs, result.notes, result.record, 1 + perturb)
+        return Result(shaped_outputs, result.notes, result.record, 1 + perturb, result.stop)
 
     def check(self, device: str = "npu2", *, omit_ping_pong: str = "") -> CheckReport:
         """What the program takes of a device (npu2, npu1), against its limits; it is not built for that.
@@ -180,6 +193,17 @@ class Program:
             kernel_dirs=source.kernel_dirs,
             filename=source.filename,
         )
+
+    def _stopping(self, stops: Sequence[StopPoint], **others: object) -> Program:
+        """This program, built so that it can stop there."""
+        beside = [name for name, value in others.items() if value]
+        if beside:
+            raise OptionError(
+                f"stop_at ends the run before there is a result for {beside[0]}: give one of them"
+            )
+        lines = tuple(sorted({point.line for point in stops}))
+        options = dataclasses.replace(self.source.options, stop_lines=lines)
+        return dataclasses.replace(self, source=dataclasses.replace(self.source, options=options))
 
     def _check_can(self, **requested: bool) -> None:
         names = [name for name, on in requested.items() if on]

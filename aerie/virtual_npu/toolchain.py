@@ -20,6 +20,7 @@ from aerie.virtual_npu.aie import module as aie
 from aerie.virtual_npu.aie.module import has_devices
 from aerie.virtual_npu.codegen.module import GeneratedCpp, generate
 from aerie.virtual_npu.codegen.passes.pipeline import advance
+from aerie.virtual_npu.errors import OptionError
 from aerie.virtual_npu.objects import HEADERS, INCLUDE, TranslationUnit, shared_object
 from aerie.virtual_npu.options import EXACT, BuildOptions
 
@@ -44,6 +45,10 @@ def _generated(
     module = _parse(text, filename)
     if not has_devices(module):
         return generate(module, text, options, kernel_dirs), options
+    if options.stop_lines:
+        raise OptionError(
+            "a module with aie.device does not stop at a line: leave --stop-at out, or run the AIR program"
+        )
     unchecked = replace(options, checks=False)
     return aie.generate(module, text, unchecked, checks_bounds=options.checks), unchecked
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aerie.virtual_npu import library
-from aerie.virtual_npu.arrays import NUMPY_NAMES
 from aerie.virtual_npu.cpp_quoting import entry_symbol
+from aerie.virtual_npu.element_types import NUMPY_NAMES
 from aerie.virtual_npu.library import EMPTY_RESULT, EntryPoint, RunResult
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
 

@@ -16,6 +16,7 @@ import pytest
 
 from aerie.virtual_npu import arrays, console
 from aerie.virtual_npu.__main__ import main
+from aerie.virtual_npu.element_types import NUMPY_NAMES
 from aerie.virtual_npu.library import ArgumentType, EntryPoint
 from tests.virtual_npu.air_texts import with_constants
 
@@ -101,9 +102,9 @@ def test_arguments_at_random(capsys, folder):
 
 
 def test_every_type_can_be_drawn():
-    entry = EntryPoint("f", tuple(ArgumentType((1000,), dtype) for dtype in arrays.NUMPY_NAMES))
+    entry = EntryPoint("f", tuple(ArgumentType((1000,), dtype) for dtype in NUMPY_NAMES))
     for argument, array in zip(entry.arguments, arrays.random_arrays(entry, 3), strict=True):
-        assert array.dtype == arrays.NUMPY_NAMES[argument.dtype]
+        assert array.dtype == NUMPY_NAMES[argument.dtype]
         values = arrays.array_numbers(array, argument).astype(float)
         assert np.unique(values).size > (1 if argument.dtype == "i1" else 7)
         assert np.abs(values).max() <= 7

@@ -17,6 +17,7 @@ from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.cpp_text import add, is_integer, mul, parenthesize
 from aerie.virtual_npu.codegen.execution import BodyMode
 from aerie.virtual_npu.codegen.op_errors import line_of, unsupported, unsupported_reason, with_op_in_errors
+from aerie.virtual_npu.codegen.value_names import ValueNames
 from aerie.virtual_npu.cpp_quoting import line_comment, local_name, mangled, string_literal
 from aerie.virtual_npu.options import BuildOptions
 
@@ -74,6 +75,15 @@ def emitter(*names: str) -> Callable[[Emitter], Emitter]:
     return register
 
 
+_BEFORE_EMITTERS: list[Emitter] = []
+
+
+def before_emitter(function: Emitter) -> Emitter:
+    """Register a function that is called before the emitter of any operation."""
+    _BEFORE_EMITTERS.append(function)
+    return function
+
+
 _AFTER_EMITTERS: list[Emitter] = []
 
 
@@ -120,10 +130,13 @@ class CppFile:
     globals: dict[str, str] = field(default_factory=dict)
     """C++ text of a pointer to every memref.global that is used, by its name."""
     constants: dict[tuple[str, str], str] = field(default_factory=dict)
+    lines: set[int] = field(default_factory=set)
+    """The lines of the MLIR text that have an operation before which a run can stop."""
 
     def __post_init__(self) -> None:
         self.symbols: dict[str, func.FuncOp] = {}
         self.channels: dict[str, ChannelOp] = {}
+        self.value_names = ValueNames(self.source)
         for op in self.module.walk():
             if isinstance(op, func.FuncOp):
                 self.symbols[op.sym_name.data] = op
@@ -332,6 +345,8 @@ class Body:
         if emit is None:
             raise unsupported(op, unsupported_reason(op.name))
         with with_op_in_errors(op):
+            for first in _BEFORE_EMITTERS:
+                first(self, op)
             emit(self, op)
             for also in _AFTER_EMITTERS:
                 also(self, op)

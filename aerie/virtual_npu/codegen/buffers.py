@@ -7,11 +7,10 @@ from math import prod
 
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, MemRefType
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Attribute, Operation
 
 from aerie.air_dialect.ops import MemorySpace, memory_space
 from aerie.air_dialect.types import attribute_text
-from aerie.common import shown_names
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import CppFile
@@ -53,11 +52,6 @@ def _lies_in(type_: Attribute, *spaces: MemorySpace) -> bool:
     return memory_space(type_) in spaces
 
 
-def value_name(value: SSAValue) -> str:
-    """`%name` of a value in its program; empty for one without a name, such as `%3`."""
-    return shown_names.value_name(value.name_hint)
-
-
 # ---- globals and arguments ----
 
 
@@ -94,9 +88,8 @@ def checked_arguments(file: CppFile, op: func.FuncOp, unpacked: Sequence[str]) -
         if not isinstance(value.type, MemRefType):
             arguments.append(text)
             continue
-        label_name = label(
-            file, value_name(value), value.type, op, f"argument {index} of {symbol_name(op.sym_name.data)}"
-        )
+        how = f"argument {index} of {symbol_name(op.sym_name.data)}"
+        label_name = label(file, file.value_names.of(value), value.type, op, how)
         name = f"buffer_{index}"
         statements.append(
             f"  vnpu::Buffer {name}({_buffer(label_name, f'arguments[{index}]', value.type, 'nullptr')});"

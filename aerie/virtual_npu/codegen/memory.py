@@ -27,7 +27,6 @@ from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.access_ranges import Bounds, index_bounds
 from aerie.virtual_npu.codegen.body import Body, MemRef
-from aerie.virtual_npu.codegen.buffers import value_name
 from aerie.virtual_npu.codegen.cpp_text import add, map_results, mul, parenthesize
 from aerie.virtual_npu.codegen.effects import operand_effects
 from aerie.virtual_npu.codegen.op_errors import line_of
@@ -69,7 +68,7 @@ def place_name(body: Body, op: Operation, value: SSAValue) -> str:
     assert isinstance(value.type, MemRefType)
     made = _maker(value)
     origin = f" ({made})" if made else ""
-    texts = [value_name(value), attribute_text(value.type), origin]
+    texts = [body.file.value_names.of(value), attribute_text(value.type), origin]
     fields = ", ".join([f"{{{string_literal(op.name)}, {line_of(op)}}}", *map(string_literal, texts)])
     return body.file.constant("vnpu::OperandPlace", f"at_{line_of(op)}_{value.name_hint or 'memref'}", fields)
 

@@ -16,7 +16,7 @@ from aerie.air_dialect.upstream.formats import ATOMIC_KINDS
 from aerie.air_dialect.upstream.memref import AtomicRMWOp
 from aerie.virtual_npu.codegen import memory, size_checks, types
 from aerie.virtual_npu.codegen.body import Body, MemRef, emitter
-from aerie.virtual_npu.codegen.buffers import global_pointer, label, value_name
+from aerie.virtual_npu.codegen.buffers import global_pointer, label
 from aerie.virtual_npu.codegen.cpp_text import add, mul, parenthesize
 from aerie.virtual_npu.codegen.device_annotations import alignment_offset
 from aerie.virtual_npu.codegen.dialect import WrappedOp
@@ -35,7 +35,7 @@ def _alloc(body: Body, op: Operation) -> None:
     element, kind = types.scalar(view.type.element_type), "const auto "
     if body.checked:
         how = op.name == "memref.alloca" or PERSISTENT in op.attributes
-        name, offset = value_name(op.memref), alignment_offset(op.memref)
+        name, offset = body.file.value_names.of(op.memref), alignment_offset(op.memref)
         known_as = label(body.file, name, view.type, op, "allocated", how, offset)
         count = f"{known_as}, {{{', '.join(view.sizes)}}}, {count}"
     else:

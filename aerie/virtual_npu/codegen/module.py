@@ -36,6 +36,7 @@ from aerie.virtual_npu.codegen.functions import emit_function
 from aerie.virtual_npu.codegen.op_errors import line_of, unsupported, with_op_in_errors
 from aerie.virtual_npu.codegen.passes.pipeline import advance
 from aerie.virtual_npu.codegen.size_checks import check_type_sizes
+from aerie.virtual_npu.codegen.stops import check_stop_lines
 from aerie.virtual_npu.cpp_quoting import entry_symbol, mangled, string_literal
 from aerie.virtual_npu.errors import UnsupportedOpError
 from aerie.virtual_npu.library import FORMAT
@@ -133,6 +134,7 @@ RUNTIME = ["runtime.cc", "copies.cc", "team.cc", "sizes.cc"]
 
 _CHECKS = [
     "check.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "happens_before.cc", "races.cc", "record.cc",
+    "stop.cc",
 ]  # fmt: skip
 
 
@@ -155,6 +157,7 @@ def generate(
             entries[op.sym_name.data] = _entry(file, op)
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
+    check_stop_lines(file)
     metadata = json.dumps({"format": FORMAT, "entries": entries, "kernels": list(file.kernels)})
     parts = [
         _HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.runtime_parts)

@@ -18,7 +18,7 @@ from aerie.virtual_npu.commands import common
 from aerie.virtual_npu.commands.common import DEVICE_NAMES
 from aerie.virtual_npu.console import print_json, print_table
 from aerie.virtual_npu.errors import OptionError, VirtualNpuRuntimeError
-from aerie.virtual_npu.options import RACES
+from aerie.virtual_npu.options import RACES, StopPoint
 
 if TYPE_CHECKING:
     from aerie.virtual_npu.arrays import Array
@@ -46,8 +46,34 @@ def add(commands: Any) -> None:
     parser.add_argument("--sanitize", action="store_true", help="run under AddressSanitizer and UBSan")
     parser.add_argument("--stats", action="store_true", help="what every tile and channel moved and called")
     parser.add_argument("--trace", type=Path, metavar="JSON", help="file for a trace that Perfetto shows")
+    _add_stops(parser)
     common.add_json(parser)
     parser.set_defaults(command=_run)
+
+
+def _add_stops(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stop-at",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="end the run before an operation of this line of the text, and say where everything stands; "
+        "LINE:3 at the third time, LINE@X,Y on tile (X, Y); of several, the first that is reached",
+    )
+    parser.add_argument(
+        "--show",
+        action="append",
+        default=[],
+        metavar="BUFFER",
+        help="with --stop-at: print what a buffer of L1, L2 or L3 holds there: its name in the text, "
+        "NAME@X,Y that of another tile, NAME[0:4, :] a part, a line what is allocated there, all: a list",
+    )
+    parser.add_argument(
+        "--show-out",
+        type=Path,
+        metavar="NPZ",
+        help="with --show: file for the whole contents of these buffers",
+    )
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +123,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.sanitize and not child_process.is_asan_loaded():
         return child_process.rerun_sanitized(options.words)
     from aerie.virtual_npu import arrays
+    from aerie.virtual_npu.commands import shown_buffers
 
     program = common.program(options, options.file)
     entry = program.entry(options.entry)
@@ -109,6 +136,8 @@ def _run(options: argparse.Namespace) -> int:
         raise
     if options.out:
         arrays.write_npz(options.out, result.outputs)
+    if options.show_out and result.stop:
+        shown_buffers.write(options.show_out, result.stop.buffers)
     if options.trace and result.record:
         _write_trace(options.trace, result.record)
     _report(options, entry, result, misfits)
@@ -138,6 +167,8 @@ def run_program(
             time_limit=options.time_limit,
             expect=expect,
             tolerance=options.tolerance,
+            stop_at=getattr(options, "stop_at", ()),
+            show=getattr(options, "show", ()),
         )
 
 
@@ -185,12 +216,14 @@ def check_combination(options: argparse.Namespace) -> None:
         "--perturb": options.perturb is not None,
         "--garbage": options.garbage is not None,
         "--trace": getattr(options, "trace", None) is not None,
+        "--stop-at": bool(getattr(options, "stop_at", ())),
         "--stats": getattr(options, "stats", False),
         "--races note": options.races != RACES[0],
     }
     for name, is_set in needs_checks.items():
         if is_set and not options.checks:
             raise OptionError(f"{name} needs a program built with checks: leave out --no-checks")
+    _check_stops(options)
     if options.perturb is not None and options.perturb < 1:
         raise OptionError(
             f"--perturb {options.perturb} runs nothing: give the number of schedules, 1 or more"
@@ -208,6 +241,20 @@ def check_combination(options: argparse.Namespace) -> None:
         raise OptionError(f"--seed {options.seed} is no seed of a schedule: give a whole number from 1 on")
 
 
+def _check_stops(options: argparse.Namespace) -> None:
+    stop_at, show = getattr(options, "stop_at", ()), getattr(options, "show", ())
+    for text in stop_at:
+        StopPoint.of(text)
+    if show and not stop_at:
+        raise OptionError(f"--show {show[0]} looks at a buffer where a run stops: give --stop-at LINE too")
+    if getattr(options, "show_out", None) and not show:
+        raise OptionError(f"--show-out {options.show_out} has no buffer to hold: name them with --show")
+    compared = {"--expect": options.expect, "--perturb": options.perturb, "--garbage": options.garbage}
+    for name, value in compared.items():
+        if stop_at and value is not None:
+            raise OptionError(f"--stop-at ends the run before there is a result for {name}: give one of them")
+
+
 def _write_trace(path: Path, record: dict[str, Any]) -> None:
     from aerie.virtual_npu.arrays import write_output_file
 
@@ -216,6 +263,9 @@ def _write_trace(path: Path, record: dict[str, Any]) -> None:
 
 
 def _report(options: argparse.Namespace, entry: EntryPoint, result: Result, misfits: Sequence[str]) -> None:
+    from aerie.virtual_npu.commands import shown_buffers
+    from aerie.virtual_npu.stops import ALL
+
     if options.json:
         print_json({**_fields(options, entry, result), "device": _device(options), "misfits": list(misfits)})
         return
@@ -223,7 +273,10 @@ def _report(options: argparse.Namespace, entry: EntryPoint, result: Result, misf
         print(_misfit_line(options, misfits), file=sys.stderr)
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
-    if not options.out:
+    if result.stop:
+        print(result.stop.message)
+        shown_buffers.show(result.stop.buffers, as_list=ALL in options.show)
+    elif not options.out:
         rows = [_summary_row(row) for row in summary(entry, result.outputs)]
         header = ("argument", "shape", "dtype", "min", "mean", "max", "crc32")
         print_table(f"{symbol_name(entry.name)} after the run", header, rows, "<<<>>><", sys.stdout)
@@ -236,6 +289,8 @@ def _report(options: argparse.Namespace, entry: EntryPoint, result: Result, misf
 
 
 def _fields(options: argparse.Namespace, entry: EntryPoint, result: Result) -> dict[str, Any]:
+    from aerie.virtual_npu.commands import shown_buffers
+
     fields: dict[str, Any] = {
         "ok": True,
         "entry": entry.name,
@@ -248,6 +303,8 @@ def _fields(options: argparse.Namespace, entry: EntryPoint, result: Result) -> d
         fields["stats"] = result.record["stats"]
     if options.trace:
         fields["trace"] = str(options.trace)
+    if result.stop:
+        fields["stop"] = shown_buffers.fields(result.stop)
     return fields
 
 

@@ -195,17 +195,27 @@ struct Failure {
     kMisaligned,
     kLock,
     kOffset,
-    kStopped
+    kStopped,
+    kStopPoint  // the run reached a place where it shall stop
   };
   Kind kind;
   char text[8000];
   bool is_stop = false;  // the run is stopped from outside, or by a time limit: the text shall say where everything stands
 };
 
+class TaskLoop;
+
+// The innermost task loop that this thread runs, and what adds to the text of a run that is stopped where it stands.
+struct Standing {
+  TaskLoop *loop = nullptr;
+  void (*add)(TaskLoop &, Failure &) = nullptr;
+};
+extern constinit thread_local Standing standing;
+
 // Ends the run with a message; the caller of the entry gets it as text.
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // The same where the text shall say where everything stands.
-[[noreturn]] void fail_stopped(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
+[[noreturn]] void fail_stopped(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
 [[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 // One call of a recursive function. The host's stack is limited, and a core's is much smaller.

@@ -80,6 +80,7 @@ Buffer::Buffer(const BufferLabel &label, void *base, int element, std::initializ
   sizes[0] = count;
   for (int d = 0; d < int(extents.size()) && d < rank; ++d) sizes[d] = extents.begin()[d];
   if (extents.size() > kMaxRank) sizes[0] = count;
+  if (__builtin_expect(lists_buffers, 0)) list_buffer(*this);
 }
 
 bool Buffer::find_hole() {

@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "vnpu/order_hooks.h"
+#include "vnpu/stop.h"
 
 namespace vnpu {
 
@@ -45,6 +46,7 @@ struct Buffer {
   Buffer(const Buffer &) = delete;
   ~Buffer() {
     if (cells) release_cells(*this);
+    if (is_listed) unlist_buffer(*this);
   }
 
   bool holds(const void *low, const void *high) const {
@@ -76,6 +78,8 @@ struct Buffer {
   // One flag for each element from `from` on: whether it is written. Call `changes` before a copy that may change the flags.
   uint8_t *flags_from(const void *at, bool changes);
   bool has_flags() const { return written_; }
+  // One byte for each element, null if all are written.
+  const uint8_t *written_flags() const { return written_ && hole_ < count ? written_ : nullptr; }
   // Marks all elements as not written.
   void forget(Site by, const void *low, const void *high);
   i64 count_written() const;
@@ -103,6 +107,8 @@ struct Buffer {
   Site ended{nullptr, 0};  // the operation in a loop that ended the life of its contents
   const uint32_t owner;    // the process that allocated it
   Cells *cells = nullptr;  // the records of the order checks
+  Buffer *listed_before = nullptr, *listed_after = nullptr;  // for a run that stops (stop.h)
+  bool is_listed = false;
 
  private:
   i64 index(const void *at) const { return (static_cast<const char *>(at) - base) >> shift_; }

@@ -73,7 +73,12 @@ class Deadlock {
   int node_of(const Task *task) const { return task ? task->node_ : -1; }
   bool may_do(const Ports *ports, const ExecutionPlace *where, const Channel &channel, bool put, i64 index) const;
   bool search(int node);
+  void describe_place(Text &text, const ExecutionPlace &where) const;
   void describe(Text &text, const Node &node) const;
+  void describe_channel(Text &text, const Channel &channel, const Channel::Shape &side, i64 index, i64 source) const;
+  int in_flight(const Channel &channel, i64 source) const;
+  void list_ready(Text &text);
+  void list_in_flight(Text &text);
   bool is_shown(const Node &node) const { return node.site.line > 0; }
   void list_cycle(Text &text);
   void list_dead_ends(Text &text);
@@ -254,27 +259,39 @@ bool Deadlock::search(int first) {
   return false;
 }
 
-void Deadlock::describe(Text &text, const Node &node) const {
-  const ExecutionPlace &where = *node.where;
+void Deadlock::describe_place(Text &text, const ExecutionPlace &where) const {
   text.add("\n  %s", where.name);
   if (where.dims == 1) text.add(" (%lld)", (long long)where.x);
   if (where.dims > 1) text.add(" (%lld, %lld)", (long long)where.x, (long long)where.y);
+}
+
+void Deadlock::describe(Text &text, const Node &node) const {
+  describe_place(text, *node.where);
   text.add(", line %d: ", node.site.line);
   if (!node.channel) {
     text.add("%s", node.site.op);
     return;
   }
-  char index[64];
   const Channel &channel = *node.channel;
-  Channel::describe_index(index, int(sizeof(index)), node.is_put ? channel.from_ : channel.to_, node.index);
+  text.add(node.is_put ? "put " : "get ");
   const i64 source = node.is_put ? node.index : channel.outlets_[node.index].source;
-  text.add("%s %s[%s] (%lld put so far, ", node.is_put ? "put" : "get", channel.name_, index,
-           (long long)channel.inlets_[source].blocks);
+  describe_channel(text, channel, node.is_put ? channel.from_ : channel.to_, node.index, source);
+}
+
+// Member `index` of one side of a channel, whose blocks member `source` of the putting side sends.
+void Deadlock::describe_channel(Text &text, const Channel &channel, const Channel::Shape &side, i64 index, i64 source) const {
+  char member[64];
+  Channel::describe_index(member, int(sizeof(member)), side, index);
+  text.add("%s[%s] (%lld put so far, %d in flight)", channel.name_, member, (long long)channel.inlets_[source].blocks,
+           in_flight(channel, source));
+}
+
+int Deadlock::in_flight(const Channel &channel, i64 source) const {
   int full = 0;
   for (i64 o = 0; o < channel.to_.count; ++o) {
     if (channel.outlets_[o].source == source && channel.outlets_[o].full > full) full = channel.outlets_[o].full;
   }
-  text.add("%d in flight)", full);
+  return full;
 }
 
 void Deadlock::list_cycle(Text &text) {
@@ -329,12 +346,11 @@ void Deadlock::report() {
   throw failure;
 }
 
-// Each operation that waits, then how many bodies run or could run.
+// Each operation that waits, each body that runs or could run, and the channels that hold blocks.
 void Deadlock::list_positions(Text &text) {
-  int listed = 0, more = 0, ready = 0;
+  int listed = 0, more = 0;
   for (int i = 0; i < nodes_.size(); ++i) {
     const Node &node = nodes_[i];
-    if (node.body && !is_shown(node) && node.resume < 0) ++ready;
     if (!is_shown(node) || dynamic_cast<Resume *>(node.task)) continue;
     if (listed++ >= kMaxLines) {
       ++more;
@@ -347,7 +363,40 @@ void Deadlock::list_positions(Text &text) {
     else text.add(node.task && node.task->pending > 0 ? ", held back by what it depends on" : ", ready");
   }
   if (more) text.add("\n  and %d more operations that have not ended", more);
-  if (ready) text.add("\n  %d %s run%s, or could run", ready, ready == 1 ? "body" : "bodies", ready == 1 ? "s" : "");
+  list_ready(text);
+  list_in_flight(text);
+}
+
+void Deadlock::list_ready(Text &text) {
+  int listed = 0, more = 0;
+  for (int i = 0; i < nodes_.size(); ++i) {
+    const Node &node = nodes_[i];
+    if (!node.body || is_shown(node) || node.resume >= 0) continue;
+    if (listed++ >= kMaxLines) {
+      ++more;
+      continue;
+    }
+    describe_place(text, *node.where);
+    text.add(node.body->has_begun ? ": runs, or could run" : ": has not begun");
+  }
+  if (more) text.add("\n  and %d more bodies that run, or could run", more);
+}
+
+void Deadlock::list_in_flight(Text &text) {
+  int listed = 0, more = 0;
+  for (int i = 0; i < task_loop_.channels_.size(); ++i) {
+    const Channel &channel = *task_loop_.channels_[i];
+    for (i64 source = 0; source < channel.from_.count; ++source) {
+      if (in_flight(channel, source) == 0) continue;
+      if (listed++ >= kMaxLines) {
+        ++more;
+        continue;
+      }
+      text.add("\n  ");
+      describe_channel(text, channel, channel.from_, source, source);
+    }
+  }
+  if (more) text.add("\n  and %d more channels with blocks in flight", more);
 }
 
 void fail_deadlock(TaskLoop &task_loop) { Deadlock(task_loop).report(); }
@@ -357,7 +406,6 @@ void add_positions(TaskLoop &task_loop, Failure &failure) {
   Text text{failure.text + used, int(sizeof(failure.text)) - used};
   text.add("\nwhere it stands:");
   Deadlock(task_loop).list_positions(text);
-  failure.is_stop = false;  // the task loop around has nothing to add
 }
 
 }  // namespace vnpu

@@ -19,6 +19,8 @@
 
 namespace vnpu {
 
+struct Stops;
+
 // The mode registers (rounding, saturation) of the core that executes on this thread. External kernels set them, and in builds
 // that follow them all code rounds by them. Kernels without the host AIE API have none.
 extern "C" __attribute__((weak)) uint32_t aie_host_exchange_modes(uint32_t next);
@@ -70,6 +72,7 @@ struct RunOptions {
   const Interpreter *interpreter;  // null: signals do not stop the run
   int64_t stall;        // nanoseconds of computing without progress after which a loop ends the run; 0: no limit
   const char *traced;   // an element of an argument: the report says what wrote it; null: none
+  Stops *stops;         // where the run stops (stop.h); null: nowhere
 };
 
 // The result of a run. The texts are malloc'ed; the caller passes them to vnpu_release.

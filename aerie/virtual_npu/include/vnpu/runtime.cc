@@ -14,6 +14,7 @@
 #include "vnpu/happens_before.h"
 #include "vnpu/heartbeat.h"
 #include "vnpu/sizes.h"
+#include "vnpu/stop.h"
 #include "vnpu/team.h"
 
 namespace vnpu {
@@ -21,6 +22,7 @@ namespace vnpu {
 // ---- errors ----
 
 constinit thread_local const ExecutionPlace *here = nullptr;
+constinit thread_local Standing standing = {};
 uint64_t run_seed = 0;
 
 int describe(const ExecutionPlace *where, char *text, int capacity) {
@@ -41,6 +43,12 @@ int describe(const ExecutionPlace *where, char *text, int capacity) {
 
 namespace {
 
+// Throws at once what shall say where everything stands: later the frames of the bodies are gone, and their operations with them.
+[[noreturn]] void throw_standing(Failure &failure) {
+  if (failure.is_stop && standing.loop) standing.add(*standing.loop, failure);
+  throw failure;
+}
+
 [[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments, bool is_stop = false) {
   Failure failure{kind, {}, is_stop};
   const int capacity = int(sizeof(failure.text));
@@ -49,7 +57,7 @@ namespace {
   used += describe(here, failure.text + used, capacity - used);
   used += snprintf(failure.text + used, size_t(capacity - used), ": ");
   vsnprintf(failure.text + used, size_t(capacity - used), format, arguments);
-  throw failure;
+  throw_standing(failure);
 }
 
 }  // namespace
@@ -60,10 +68,10 @@ void fail(Site site, const char *format, ...) {
   fail_with(Failure::kError, site, format, arguments);
 }
 
-void fail_stopped(Site site, const char *format, ...) {
+void fail_stopped(Failure::Kind kind, Site site, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  fail_with(Failure::kError, site, format, arguments, true);
+  fail_with(kind, site, format, arguments, true);
 }
 
 void fail_as(Failure::Kind kind, Site site, const char *format, ...) {
@@ -126,7 +134,9 @@ void look_up() {
   Running *const run = running;
   if (!run) return;  // no entry was called, as in a test of one part
   run->look();
-  if (run->shall_end()) throw Failure{Failure::kStopped, "stopped", true};
+  if (!run->shall_end()) return;
+  Failure stopped{Failure::kStopped, "stopped", true};
+  throw_standing(stopped);
 }
 
 }  // namespace
@@ -157,7 +167,7 @@ void Heartbeat::look(i64 left) {
   const i64 passed = time - since_;
   if (!running || running->stall == 0 || passed < running->stall) return;
   if (left >= 0 && double(left) * double(passed) < kDay * double(count_ - first_)) return;
-  fail_stopped(site_,
+  fail_stopped(Failure::kError, site_,
                "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it "
                "seems to have no end; --time-limit SECONDS gives it more time, 0 any",
                (long long)(passed / 1000000000), (unsigned long long)count_);
@@ -393,7 +403,7 @@ void parallel_trips(const DividedTiles &tiles, bool apart, void (*body)(void *, 
 }
 
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
-  thread_limit = kChecks && (options->record || options->traced) ? 1 : options->threads;
+  thread_limit = kChecks && (options->record || options->traced || options->stops) ? 1 : options->threads;
   run_seed = options->seed;
   begin_order(options->races_are_notes, options->max_events, options->traced);
   const CoreModes modes;
@@ -405,6 +415,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
 #if VNPU_CHECKS
   begin_notes();
   begin_garbage(options->garbage);
+  begin_stops(options->stops);
   record::begin(options->record);
 #endif
   team().expect(1);

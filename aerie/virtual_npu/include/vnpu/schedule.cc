@@ -195,6 +195,8 @@ Token Sequencer::issue(Task *task, Site site, Dependencies after, std::initializ
   if (tasks_.size() > 2 * unfinished_ + kFarAhead) sweep();
   ++unfinished_;
   task->unfinished = &unfinished_;
+  task->stops = stops_next_;
+  stops_next_ = false;
 #else
   if (tasks_.size() > 2 * swept_ + 16) sweep();
 #endif

@@ -151,6 +151,11 @@ class Sequencer {
   Awaiter settle(std::initializer_list<Use> uses);
   Awaiter drain();
 
+#if VNPU_CHECKS
+  // Lets the run stop before the operation that is issued next, when that begins.
+  void stop_before_next() { stops_next_ = true; }
+#endif
+
   // A loop that issues operations pauses when many more are unfinished than at its last pause, until nothing else can run. So
   // the number of tasks does not grow with the iterations, and the program waits for nothing that it would not wait for.
 #if VNPU_CHECKS
@@ -215,6 +220,7 @@ class Sequencer {
   List<BufferClaims *> claims_;
   static constexpr int kFarAhead = 256;
   int unfinished_ = 0, most_unfinished_ = kFarAhead;  // tasks
+  bool stops_next_ = false;
 #else
   List<Claim> claims_;    // what unfinished tasks touch
   List<Use> stretches_;   // the union of the uses of each group of claims

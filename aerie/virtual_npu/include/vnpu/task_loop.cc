@@ -137,6 +137,7 @@ bool TaskLoop::next(Work &work) {
 void TaskLoop::step(Process::Handle process, Executing &executing) {
   Process::promise_type &promise = process.promise();
   here = &promise.where;
+  promise.has_begun = true;
 #if VNPU_CHECKS
   if (promise.recorded < 0) promise.recorded = begin_body(promise.where);
 #endif
@@ -163,19 +164,19 @@ void TaskLoop::step(Process::Handle process, Executing &executing) {
 void TaskLoop::run(Process root) {
   struct Restore {
     const ExecutionPlace *outer = here;
-    ~Restore() { here = outer; }
+    Standing standing = vnpu::standing;
+    ~Restore() {
+      here = outer;
+      vnpu::standing = standing;
+    }
   } const restore;
+  standing = {this, add_positions};
   Executing executing;
   Process::promise_type &promise = root.handle.promise();
   promise.strand.start_task_loop(chains, &promise.where, launch_ ? launch_->outer : nullptr);
   if (run_seed) random_.start(run_seed * 0x9e3779b97f4a7c15u + uint64_t(promise.where.x * 65537 + promise.where.y) + 1);
   adopt(root, nullptr);
-  try {
-    run_all(executing);
-  } catch (Failure &failure) {
-    if (failure.is_stop) add_positions(*this, failure);
-    throw;
-  }
+  run_all(executing);
   if (live_) fail_deadlock(*this);
   for (int i = 0; i < channels_.size(); ++i) channels_[i]->refuse_leftovers();
 }

@@ -31,6 +31,9 @@ class Task {
   virtual void start() = 0;
   void begin() {
     strand.start();
+#if VNPU_CHECKS
+    if (__builtin_expect(stops, 0)) stop_before(site);
+#endif
     start();
   }
   void finish();
@@ -50,6 +53,7 @@ class Task {
   bool done = false;
   int pending = 0;  // unfinished tasks it waits for
 #if VNPU_CHECKS
+  bool stops = false;         // whether the run may stop before it
   int *unfinished = nullptr;  // the count of the sequencer that issued it
 #endif
 
@@ -139,6 +143,7 @@ class Process {
     class Spawn *owner = nullptr;
     promise_type *previous = nullptr, *next = nullptr;  // the loop's list of live processes
     int node = -1;               // in the graph of a deadlock
+    bool has_begun = false;      // for the report of a run that is stopped
     bool is_at_end = false;      // there too: it has issued all of its operations
   };
   using Handle = std::coroutine_handle<promise_type>;
