@@ -132,7 +132,7 @@ class StopCall:
 
     def __init__(self, points: Sequence[StopPoint], show: Sequence[str]) -> None:
         self._points = points
-        self._wanted = [_Wanted.of(text) for text in show]
+        self._patterns = [_BufferPattern.of(text) for text in show]
         self._buffers: tuple[StoppedBuffer, ...] = ()
         self._error: BaseException | None = None
         structures = [_StopPoint(p.line, p.tile is not None, *(p.tile or (0, 0)), p.hit, 0) for p in points]
@@ -146,7 +146,7 @@ class StopCall:
         return Stop(self._points[self.structure.reached], message, self._buffers)
 
     def hits(self) -> str:
-        """How often each point came up: `line 24 ran 16 times, 20 wanted`."""
+        """How often each point came up: `line 24 was reached 16 times, and 20 would stop it`."""
         pairs = zip(self._points, self._array, strict=True)
         return "; ".join(
             f"line {point.line} was reached {found.count} times{_on_tile(point)}, "
@@ -156,7 +156,9 @@ class StopCall:
 
     def _look(self, views: Any, count: int) -> None:
         try:
-            self._buffers = tuple(_chosen([views[number] for number in reversed(range(count))], self._wanted))
+            self._buffers = tuple(
+                _matching_buffers([views[number] for number in reversed(range(count))], self._patterns)
+            )
         except BaseException as error:
             self._error = error
 
@@ -169,7 +171,7 @@ _WANTED = re.compile(r"(?P<name>[^\[\]]+?)(?:@(?P<x>\d+)(?:,(?P<y>\d+))?)?(?P<sl
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _BufferPattern:
     """A `--show`: `NAME`, `NAME@X,Y` or `NAME[0:4, :]`; a number names the buffers allocated at that line."""
 
     text: str
@@ -178,7 +180,7 @@ class _Wanted:
     index: tuple[slice | int, ...]
 
     @classmethod
-    def of(cls, text: str) -> _Wanted:
+    def of(cls, text: str) -> _BufferPattern:
         found = _WANTED.fullmatch(text)
         if found is None:
             raise OptionError(
@@ -218,19 +220,21 @@ def _one_index(text: str) -> slice | int:
     return parts[0]
 
 
-def _chosen(views: Sequence[Any], wanted: Sequence[_Wanted]) -> list[StoppedBuffer]:
+def _matching_buffers(views: Sequence[Any], patterns: Sequence[_BufferPattern]) -> list[StoppedBuffer]:
     """The buffers that were asked for, in order; one of the stopped tile hides those of others."""
     ordered = sorted(views, key=lambda view: (view.level, _text(view.place), view.line))
-    chosen = []
-    for one in wanted:
-        found = [view for view in ordered if one.names(view)]
+    buffers: list[StoppedBuffer] = []
+    for pattern in patterns:
+        found = [view for view in ordered if pattern.names(view)]
         if not found:
-            raise OptionError(f"no buffer '{one.text}' is there where the run stopped: {_listed(ordered)}")
+            raise OptionError(
+                f"no buffer '{pattern.text}' is there where the run stopped: {_listed(ordered)}"
+            )
         own = [view for view in found if view.is_here]
-        if own and one.tile is None and one.name != ALL:
+        if own and pattern.tile is None and pattern.name != ALL:
             found = own
-        chosen += [_buffer(view, one) for view in found]
-    return chosen
+        buffers += [_buffer(view, pattern) for view in found]
+    return buffers
 
 
 def _listed(views: Sequence[Any], most: int = 20) -> str:
@@ -243,7 +247,7 @@ def _listed(views: Sequence[Any], most: int = 20) -> str:
     )
 
 
-def _buffer(view: Any, wanted: _Wanted) -> StoppedBuffer:
+def _buffer(view: Any, pattern: _BufferPattern) -> StoppedBuffer:
     sizes = tuple(view.sizes[: view.rank])
     of_one = math.prod(sizes)
     shape = sizes if of_one == view.count else (view.count // max(of_one, 1), *sizes)
@@ -253,11 +257,13 @@ def _buffer(view: Any, wanted: _Wanted) -> StoppedBuffer:
     written = None
     if view.written:
         written = np.frombuffer(ctypes.string_at(view.written, view.count), np.bool_).reshape(shape)
-    if wanted.index:
+    if pattern.index:
         try:
-            data, written = data[wanted.index], None if written is None else written[wanted.index]
+            data, written = data[pattern.index], None if written is None else written[pattern.index]
         except IndexError as error:
-            raise OptionError(f"'{wanted.text}' is outside of the buffer, which has shape {shape}") from error
+            raise OptionError(
+                f"'{pattern.text}' is outside of the buffer, which has shape {shape}"
+            ) from error
     how = _text(view.how)
     place = "" if how != "allocated" else _text(view.place).removeprefix(" in ")
     return StoppedBuffer(
