@@ -189,6 +189,22 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_estimate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="compile nothing: predict the time to the first token and the tokens per second on NPU2, with "
+        "prompts of 1024, 8192 and 32768 tokens as far as the variants hold them",
+    )
+    parser.add_argument("--json", action="store_true", help="with --estimate: print it as one line of JSON")
+
+
+def add_estimate_of_calls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--estimate", action="store_true", help="also predict what the same calls of programs cost on NPU2"
+    )
+
+
 def add_prompt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "text",

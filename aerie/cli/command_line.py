@@ -16,6 +16,8 @@ from typing import NoReturn
 from aerie.cli import commands
 from aerie.cli.arguments import (
     add_draft,
+    add_estimate,
+    add_estimate_of_calls,
     add_generation,
     add_json,
     add_max_model_len,
@@ -66,10 +68,10 @@ MODEL = (add_model, add_runtime, add_weights, add_max_model_len)
 ANSWER = (*MODEL, add_generation, add_prompt, add_sampling, add_structured_output)
 
 COMMANDS: Sequence[Subcommand] = (
-    ("compile", commands.compile_, [*MODEL, add_draft]),
+    ("compile", commands.compile_, [*MODEL, add_draft, add_estimate]),
     ("run", commands.run, [*ANSWER, add_json]),
     ("chat", commands.chat, [*MODEL, add_generation, add_system, add_sampling]),
-    ("profile", commands.profile, ANSWER),
+    ("profile", commands.profile, [*ANSWER, add_estimate_of_calls]),
     ("mlir", commands.mlir, [add_model, add_out]),
     ("export", export, [partial(add_export, int_at_least(1))]),
     ("quantize", quantize, [add_quantize]),

@@ -56,10 +56,17 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
 def compile_(arguments: argparse.Namespace) -> int:
-    """Compile a model's programs, so that a later run finds them ready."""
+    """Compile a model's programs, so that a later run finds them ready; or estimate what they will cost."""
+    if arguments.json and not arguments.estimate:
+        raise UserError("--json prints what --estimate predicts: add --estimate")
     options, report = runtime_options(arguments, compile_only=True), Reporter()
     config = load_config_with_kinds(find_checkpoint(arguments.model), arguments.weights)
     config = config.with_max_positions(arguments.max_model_len)
+    if arguments.estimate:
+        from aerie.cli.estimate import estimate, print_estimate  # xDSL comes with it
+
+        print_estimate(estimate(config, options, report), arguments.json)
+        return DONE
     if arguments.draft is not None:  # draft tokens are checked in `rows`, whatever the decode path
         compile_programs(config, replace(options, decode=ROWS), report, all_variants=True)
     if arguments.draft is None or options.decode != ROWS:
@@ -121,7 +128,13 @@ def profile(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     session, generation, _ = _answer(arguments, Reporter(), sys.stdout)
-    session.cache.profiler.print(Console())
+    profiler = session.cache.profiler
+    profiler.print(Console())
+    if arguments.estimate:
+        from aerie.cli.estimate import print_calls  # xDSL comes with it
+
+        calls = {name: times.calls for name, times in profiler.programs.items()}
+        print_calls(calls, session.model.programs, Reporter())
     return _exit_code(generation)
 
 

@@ -1,4 +1,5 @@
-"""The data of the page /npu: a program's static check, and what its tiles and channels moved in one run.
+"""The data of the page /npu: a program's static check, its predicted time on the board, and what its tiles
+and channels moved in one run.
 
 That run is separate, on the virtual NPU, built with checks, on zeros: a program moves the same blocks for all
 values, except what it reads from positions. The model's own runs have no checks and are not recorded.
@@ -24,6 +25,7 @@ from aerie.virtual_npu import arrays
 from aerie.virtual_npu.cancellation import RunStopped, StopFlag
 from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
 from aerie.virtual_npu.program import Program as VirtualProgram
+from aerie.virtual_npu.timing import Prediction, TimingError, predict
 
 MAX_ARGUMENT_BYTES = 64 * 2**20
 """Limit of a program's arguments together; a larger program is checked and not run."""
@@ -40,10 +42,12 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True)
 class ProgramView:
-    """A program, its check, and the record of its run. Without a record, `missing_reason` says why."""
+    """A program, its check, its predicted time or why there is none, and the record of its run. Without a
+    record, `missing_reason` says why."""
 
     program: Program
     report: CheckReport
+    prediction: Prediction | str
     record: Mapping[str, Any] | None
     missing_reason: str = ""
 
@@ -137,13 +141,21 @@ def _check_name(programs: Mapping[str, Program], name: str) -> None:
 
 
 def make_view(program: Program) -> ProgramView:
-    """Check and run a program. Compiles it with checks if it was not before."""
-    report = check(program.text, filename=program.name)
+    """Check, time and run a program. Compiles it with checks if it was not before."""
+    report, prediction = check(program.text, filename=program.name), _predict(program)
     try:
-        return ProgramView(program, report, _record(program))
+        return ProgramView(program, report, prediction, _record(program))
     except (ProgramError, RunStopped) as error:
         reason = f"its run was ended after {RUN_S:g} s; `aerie vnpu run --stats --trace` has no limit"
-        return ProgramView(program, report, None, reason if isinstance(error, RunStopped) else str(error))
+        reason = reason if isinstance(error, RunStopped) else str(error)
+        return ProgramView(program, report, prediction, None, reason)
+
+
+def _predict(program: Program) -> Prediction | str:
+    try:
+        return predict(program.text, filename=program.name)
+    except TimingError as error:
+        return str(error)
 
 
 def _record(program: Program) -> Mapping[str, Any] | None:
@@ -205,8 +217,9 @@ def _dma(limits: Any) -> dict[str, int]:
 
 
 def view_to_json(program_view: ProgramView) -> dict[str, Any]:
-    """A view as JSON: device, check, launches with the traffic of their tiles, channels, timeline."""
-    record = program_view.record or {}
+    """A view as JSON: device, check, predicted time, launches with the traffic of their tiles, channels,
+    timeline."""
+    record, prediction = program_view.record or {}, program_view.prediction
     spans = [
         [event["tid"], event["ts"], event.get("dur", 0)]
         for event in record.get("trace", ())
@@ -216,6 +229,7 @@ def view_to_json(program_view: ProgramView) -> dict[str, Any]:
         "name": program_view.program.name,
         "device": limits(program_view.report.device),
         "check": program_view.report.to_json(),
+        "predicted": {"error": prediction} if isinstance(prediction, str) else prediction.to_json(),
         "ran": program_view.record is not None,
         "why": program_view.missing_reason,
         "clock": CLOCK,

@@ -10,6 +10,7 @@ import pytest
 
 import aerie.serve.app
 from aerie.serve import npu_view
+from aerie.virtual_npu.timing import TimingError
 
 PAGE = (Path(aerie.serve.app.__file__).parent / "npu.html").read_text(encoding="utf-8")
 NAME = "cached_attn_ar8_cl512"
@@ -35,6 +36,8 @@ def test_a_program_is_checked_run_and_traced(serving: Any) -> None:
     assert sum(tile["bytes_out"] for tile in tiles) == launch["memtile"]["bytes_out"]
     assert [tile["bytes_in"] == tile["bytes_out"] > 0 for tile in tiles] == 4 * [True] + 4 * [False]
     assert view["check"]["ok"]
+    assert [each["name"] for each in view["predicted"]["launches"]] == [launch["name"]]
+    assert (view["predicted"]["measured"], view["predicted"]["total_us"] > 0) == (False, True)
     assert view["spans"]
     assert "not hardware time" in view["clock"]
     assert "attachment" in trace.headers["content-disposition"]
@@ -71,6 +74,16 @@ def test_a_program_too_large_is_checked_and_not_run(serving: Any, monkeypatch: p
     assert view["why"].endswith(
         "1000 is the most that is run for this page; `aerie vnpu run --stats --trace` has no limit"
     )
+
+
+def test_a_program_without_a_prediction_says_why(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(text: str, filename: str) -> None:
+        raise TimingError(f"{filename} has no air.launch")
+
+    monkeypatch.setattr(npu_view, "MAX_ARGUMENT_BYTES", 1000)
+    monkeypatch.setattr(npu_view, "predict", refuse)
+    seen = npu_view.make_view(serving.service.require_loaded().session.model.programs[NAME])
+    assert npu_view.view_to_json(seen)["predicted"] == {"error": f"{NAME} has no air.launch"}
 
 
 def test_herds_at_one_place_add_up() -> None:
