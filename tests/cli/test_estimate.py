@@ -14,10 +14,10 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.command_line import main
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.session import prepare_runtime
 from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.runtime import select_backend
 from aerie.virtual_npu.timing import NOTE
