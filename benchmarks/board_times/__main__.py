@@ -20,15 +20,16 @@ from rich.table import Table
 from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common.errors import UserError
 from aerie.common.text_tables import compact_table, print_tables
+from aerie.virtual_npu.timing.fit import Predict, fit, parameter_ranges
 from benchmarks.board_times import baselines, models
 from benchmarks.board_times.errors import Predicted, Summary, summarize
-from benchmarks.board_times.fit import Predict, fit
 from benchmarks.board_times.measurements import (
     FIT,
     LEFT_OUT,
     MICROSECONDS,
     TEST,
     Measurement,
+    fit_rows,
     read_measurements,
 )
 from benchmarks.board_times.plot import scatter
@@ -68,7 +69,7 @@ def compare(arguments: argparse.Namespace) -> int:
     model, values = models.TimingModel(), models.start_values()
     if arguments.fit:
         values, _ = fit(
-            rows, model, values, models.fitted_parameters(), lambda line: print(line, file=sys.stderr)
+            fit_rows(rows), model, values, parameter_ranges(), lambda line: print(line, file=sys.stderr)
         )
     predictors = {"model": lambda row: model(row, values), **all_baselines(rows)}
     if arguments.clock:
@@ -116,7 +117,7 @@ def predict_rows(
 
 
 def refit_clock(
-    rows: Sequence[Measurement], model: Predict, values: dict[str, float]
+    rows: Sequence[Measurement], model: Predict[Measurement], values: dict[str, float]
 ) -> Callable[[Measurement], float | None]:
     """The model with the clock of each box that suits its test rows best: one number for a box."""
     by_box = defaultdict(list)

@@ -8,7 +8,7 @@ kind of row that nobody chose for the fit is a test row, which is the stricter c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,11 @@ class Measurement:
     def series(self) -> str:
         """What an affine fit takes as one kernel: the class, and for a GEMM what makes its inner loop."""
         return f"{self.kernel} {self.variant.split(',')[0]}" if "gemm" in self.kernel else self.kernel
+
+
+def fit_rows(rows: Iterable[Measurement]) -> list[Measurement]:
+    """The rows that a fit may see."""
+    return [row for row in rows if row.role == FIT and row.unit == MICROSECONDS]
 
 
 def read_measurements(path: Path = DATA) -> list[Measurement]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
 
-from aerie.virtual_npu.timing import DEFAULT, Parameters, Prediction, predict
-from benchmarks.board_times.fit import FittedParameter
+from aerie.virtual_npu.timing import DEFAULT, Parameters, Prediction
+from aerie.virtual_npu.timing.model import TimedProgram
 from benchmarks.board_times.measurements import MICROSECONDS, Measurement
 from benchmarks.board_times.programs import BoardProgram, NotBuildableError, build_program
 
@@ -44,14 +44,12 @@ class TimingModel:
 
 @cache
 def _predict(text: str, parameters: Parameters) -> Prediction:
-    return predict(text, parameters)
+    return _timed(text).predict(parameters)
 
 
-def fitted_parameters() -> list[FittedParameter]:
-    """All parameters of the model, with the range of each."""
-    return [
-        FittedParameter(each.name, each.metadata["low"], each.metadata["high"]) for each in fields(Parameters)
-    ]
+@cache
+def _timed(text: str) -> TimedProgram:
+    return TimedProgram(text)
 
 
 def start_values() -> dict[str, float]:

@@ -14,10 +14,10 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.virtual_npu.timing import DEFAULT, Parameters, predict
+from aerie.virtual_npu.timing.fit import ParameterRange, fit, parameter_ranges
 from benchmarks.board_times import __main__ as command
 from benchmarks.board_times import baselines, errors, models
 from benchmarks.board_times.errors import Predicted, summarize, variant_pairs
-from benchmarks.board_times.fit import FittedParameter, fit
 from benchmarks.board_times.measurements import (
     COLUMNS,
     DATA,
@@ -25,6 +25,7 @@ from benchmarks.board_times.measurements import (
     LEFT_OUT,
     TEST,
     Measurement,
+    fit_rows,
     read_measurements,
 )
 from benchmarks.board_times.plot import scatter
@@ -117,7 +118,7 @@ def test_a_fit_sees_fit_rows_only() -> None:
         return values["factor"] * row.value
 
     values, least = fit(
-        ROWS, predictor, {"factor": 1.5}, [FittedParameter("factor", 0.5, 2.0)], lambda _: None
+        fit_rows(ROWS), predictor, {"factor": 1.5}, [ParameterRange("factor", 0.5, 2.0)], lambda _: None
     )
     assert {row.role for row in asked} == {FIT}
     assert {row.unit for row in asked} == {"us"}
@@ -132,10 +133,10 @@ def test_a_fit_does_not_change_with_the_held_out_rows() -> None:
     own = [made_up(1e5, FIT), made_up(2e5, FIT)]
     results = [
         fit(
-            [*own, made_up(other)],
+            fit_rows([*own, made_up(other)]),
             predictor,
             {"factor": 1.0},
-            [FittedParameter("factor", 0.01, 2)],
+            [ParameterRange("factor", 0.01, 2)],
             lambda _: None,
         )
         for other in (1.0, 1e6)
@@ -148,7 +149,7 @@ def test_a_fit_stays_in_the_range_of_its_sources() -> None:
         return values["factor"] * row.value
 
     values, _ = fit(
-        [made_up(100, FIT)], predictor, {"factor": 2.0}, [FittedParameter("factor", 1.9, 2.5)], lambda _: None
+        [made_up(100, FIT)], predictor, {"factor": 2.0}, [ParameterRange("factor", 1.9, 2.5)], lambda _: None
     )
     assert values["factor"] == 1.9
 
@@ -254,7 +255,7 @@ def test_small_rows_have_a_predicted_time() -> None:
 
 
 def test_all_parameters_are_fitted_within_their_ranges() -> None:
-    fitted = {each.name: each for each in models.fitted_parameters()}
+    fitted = {each.name: each for each in parameter_ranges()}
     assert set(fitted) == {row["name"] for row in Parameters().describe()}
     assert all(each.low <= models.start_values()[name] <= each.high for name, each in fitted.items())
 

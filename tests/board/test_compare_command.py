@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from aerie.board.__main__ import main
-from aerie.board.compare import command, processes
-from aerie.board.compare.item_run import RUNNING
+from aerie.board.compare import command, processes, times
+from aerie.board.compare.item_run import RUNNING, TIMED_RUNS
 from aerie.board.compare.items import ComparisonItem, plan_item
 from aerie.board.compare.processes import (
     LIMITS_S,
@@ -40,6 +40,7 @@ from aerie.board.compare.records import (
 )
 from aerie.multi_launch_builder.builder import build_program
 from aerie.multi_launch_builder.program import Program, ProgramPlan
+from aerie.virtual_npu.timing import TimingError, predict
 
 ITEM = ComparisonItem("kernel", "narrow", 1)
 """3 x 48 numbers, one launch."""
@@ -57,6 +58,27 @@ def test_a_comparison(programs: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     record = json.loads((tmp_path / "compare.json").read_text())
     assert (record["backend"], record["right"], len(record["items"])) == ("virtual", True, 1)
     assert (tmp_path / "logs" / "kernel-narrow-1.log").is_file()
+    written = json.loads((tmp_path / "times.json").read_text())
+    (timed,) = written["programs"]
+    assert (written["backend"], timed["name"], timed["status"]) == ("virtual", "narrow[1]", "same")
+    assert len(timed["measured_us"]) == TIMED_RUNS
+    assert min(timed["measured_us"]) <= timed["median_us"] <= max(timed["measured_us"])
+    assert timed["predicted_us"] == round(predict(timed["text"]).total_us, 1)
+    assert timed["text"] == build_program(plan_item(ITEM)).text
+
+
+def test_a_program_without_a_prediction_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(text: str, filename: str) -> None:
+        raise TimingError(f"{filename} has no air.launch")
+
+    monkeypatch.setattr(times, "predict", refuse)
+    times._prediction.cache_clear()
+    outcome = ItemOutcome(ITEM, ItemStatus.SAME, times_us=(3.0, 1.0, 2.0))
+    times.save_times([outcome, ItemOutcome(OTHER, ItemStatus.FAILED)], "npu", tmp_path / "times.json")
+    times._prediction.cache_clear()
+    (entry,) = json.loads((tmp_path / "times.json").read_text())["programs"]
+    assert (entry["median_us"], entry["predicted_us"]) == (2.0, None)
+    assert entry["not_predicted"] == "narrow[1] has no air.launch"
 
 
 def test_without_a_board(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from aerie.common.errors import ProgramError
 from aerie.virtual_npu.__main__ import main
 from aerie.virtual_npu.errors import OptionError
 from aerie.virtual_npu.timing import DEFAULT, NOTE, TimingError, events, predict
+from aerie.virtual_npu.timing.model import TimedProgram
 from aerie.virtual_npu.timing.parameters import MAX_PARAMETERS
 from aerie.virtual_npu.timing.prediction import LIMITS
 
@@ -153,12 +154,10 @@ def test_a_second_launch_costs_less_than_the_first() -> None:
     assert one.us - other.us == pytest.approx(DEFAULT.dispatch_us - DEFAULT.launch_us)
 
 
-def test_points_that_are_not_replayed_are_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_that_are_not_replayed_are_extrapolated() -> None:
     text = program(tiles=10, points=20)
-    monkeypatch.setattr("aerie.virtual_npu.timing.model.EVENTS_ENOUGH", 1)
-    (short,) = predict(text).launches
-    monkeypatch.setattr("aerie.virtual_npu.timing.model.EVENTS_ENOUGH", 10**6)
-    (whole,) = predict(text).launches
+    (short,) = TimedProgram(text, events_enough=1).predict().launches
+    (whole,) = TimedProgram(text, events_enough=10**6).predict().launches
     assert (short.simulated_points, whole.simulated_points) == (2, 20)
     assert short.us == pytest.approx(whole.us, rel=0.1)
     assert short.ddr_bytes == whole.ddr_bytes

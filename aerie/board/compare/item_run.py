@@ -20,6 +20,7 @@ from aerie.multi_launch_builder.program import Program, ProgramPlan
 from aerie.runtime.backend import Backend
 from aerie.runtime.cache import KernelCache
 from aerie.runtime.errors import AerieRuntimeError, CompileError, RunError
+from aerie.runtime.profiler import Profiler
 
 SEED = 7
 
@@ -27,18 +28,21 @@ OnPhase = Callable[[str], None]
 COMPILING, RUNNING, JUDGING = "compiling", "running", "judging"
 """The phases of an item, in order."""
 RUNS = 3
+TIMED_RUNS = 10
+"""Runs after those, whose times are recorded."""
 
 
 @dataclass(frozen=True)
 class ArgumentValues:
     """The values of all arguments after each of three runs: first with other inputs, then twice with the
-    same.
+    same. times_us: of further runs, in microseconds.
     """
 
     other_inputs: Mapping[str, Array]
     first_run: Mapping[str, Array]
     second_run: Mapping[str, Array]
     seconds: float
+    times_us: tuple[float, ...]
 
     def nondeterministic(self, table: ArgumentTable) -> list[str]:
         """Arguments whose bits differ between the two runs with equal inputs, and where."""
@@ -61,7 +65,7 @@ def run_item(item: ComparisonItem, backend: Backend, cache_dir: Path, on_phase: 
         print(line)
         on_phase(RUNNING)  # who waits for the device is not hanging
 
-    with KernelCache(cache_dir, backend, report=remark) as cache:
+    with KernelCache(cache_dir, backend, Profiler(), report=remark) as cache:
         try:
             seconds = cache.compile_and_cache(program).seconds
         except CompileError as error:
@@ -92,7 +96,16 @@ def _run(
     same = {name: arrays[name] for name in inputs}
     started = time.perf_counter()
     other, once, again = (cache.run(program, outputs=table.names, **arrays) for arrays in (first, same, same))
-    return ArgumentValues(other, once, again, time.perf_counter() - started)
+    spent = time.perf_counter() - started
+    times = tuple(_time_run(cache, program, same) for _ in range(TIMED_RUNS))
+    return ArgumentValues(other, once, again, spent, times)
+
+
+def _time_run(cache: KernelCache, program: Program, arrays: Mapping[str, Any]) -> float:
+    """Microseconds from the start of a run to its end, without what the host writes and reads."""
+    cache.profiler.reset()
+    cache.run(program, outputs=(), **arrays)
+    return cache.profiler.programs[program.name].run * 1e6
 
 
 def _outcome(
@@ -119,6 +132,7 @@ def _outcome(
         clobbered=clobbered,
         compile_seconds=compile_seconds,
         run_seconds=values.seconds,
+        times_us=values.times_us,
     )
 
 

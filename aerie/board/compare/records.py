@@ -113,7 +113,8 @@ class ItemOutcome:
 
     message: why it failed, one line. log: the file with everything that its process printed. clobbered:
     read-only arguments that changed. lost: the device no longer answers, so nothing was run after it.
-    compile_seconds, run_seconds: host time, which is no measure of the NPU's speed.
+    compile_seconds, run_seconds: host time, which is no measure of the NPU's speed. times_us: of further
+    runs, each from its start to its end on the host's clock, in microseconds.
     """
 
     item: ComparisonItem
@@ -125,6 +126,7 @@ class ItemOutcome:
     lost: bool = False
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
+    times_us: tuple[float, ...] = ()
 
     @property
     def first_failure(self) -> ResultFinding | None:

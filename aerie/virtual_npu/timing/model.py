@@ -17,30 +17,46 @@ from aerie.virtual_npu.timing.prediction import LaunchPrediction, PartPrediction
 from aerie.virtual_npu.timing.replay import Replay, replay
 
 EVENTS_ENOUGH = 30_000
-"""With so many events replayed, the other points of a launch are extrapolated."""
 MIN_POINTS = 2
 MAX_CYCLES = 1e18
 
 
-def predict(text: str, parameters: Parameters = DEFAULT, filename: str = "<input>") -> Prediction:
-    """The predicted time of one execution of a program, launch by launch.
+class TimedProgram:
+    """A program that is parsed once, to be predicted with several sets of parameters.
 
-    text: MLIR of the AIR dialect, as `aircc` takes it. filename names it in messages. Raises ParseError for
-    text that does not parse, TimingError for a program that the model cannot follow.
+    text: MLIR of the AIR dialect, as `aircc` takes it. filename names it in messages. events_enough: with so
+    many events replayed, the other points of a launch are extrapolated. Raises ParseError for text that does
+    not parse, TimingError for a program without a launch, or with one that the host starts in a loop.
     """
-    try:
-        module = parse(text, filename, check_loops=True)
-    except AirParseError as error:
-        raise ParseError(str(error)) from error
-    bodies = Bodies(module, parameters)
-    launches = [op for op in module.walk() if isinstance(op, LaunchOp)]
-    if not launches:
-        raise TimingError(
-            f"{filename} has no air.launch, so there is nothing to time: give a program before it is lowered"
+
+    def __init__(self, text: str, filename: str = "<input>", events_enough: int = EVENTS_ENOUGH) -> None:
+        try:
+            self._module = parse(text, filename, check_loops=True)
+        except AirParseError as error:
+            raise ParseError(str(error)) from error
+        self._events_enough = events_enough
+        self._launches = [op for op in self._module.walk() if isinstance(op, LaunchOp)]
+        if not self._launches:
+            raise TimingError(
+                f"{filename} has no air.launch, so there is nothing to time: give a program before it is "
+                "lowered"
+            )
+        for launch in self._launches:
+            _check_runs_once(launch)
+
+    def predict(self, parameters: Parameters = DEFAULT) -> Prediction:
+        """The predicted time of one execution, launch by launch. Raises TimingError for a program that the
+        model cannot follow."""
+        bodies = Bodies(self._module, parameters)
+        launches = enumerate(self._launches)
+        return Prediction(
+            tuple(_launch(launch, bodies, i == 0, self._events_enough) for i, launch in launches)
         )
-    for launch in launches:
-        _check_runs_once(launch)
-    return Prediction(tuple(_launch(launch, bodies, i == 0) for i, launch in enumerate(launches)))
+
+
+def predict(text: str, parameters: Parameters = DEFAULT, filename: str = "<input>") -> Prediction:
+    """The predicted time of one execution of a program. Raises as TimedProgram and its `predict`."""
+    return TimedProgram(text, filename).predict(parameters)
 
 
 def _check_runs_once(launch: LaunchOp) -> None:
@@ -53,11 +69,11 @@ def _check_runs_once(launch: LaunchOp) -> None:
         )
 
 
-def _launch(launch: LaunchOp, bodies: Bodies, is_first: bool) -> LaunchPrediction:
+def _launch(launch: LaunchOp, bodies: Bodies, is_first: bool, events_enough: int) -> LaunchPrediction:
     sizes = [constant_int(size) or 1 for size in launch.sizes]
     points = math.prod(sizes)
     events = LaunchEvents(launch, bodies)
-    chosen = _walk_points(events, sizes, points)
+    chosen = _walk_points(events, sizes, points, events_enough)
     events.limit_shim()
     result = replay(events.events, bodies.parameters)
     if result.done < len(events.events):
@@ -73,11 +89,11 @@ def _launch(launch: LaunchOp, bodies: Bodies, is_first: bool) -> LaunchPredictio
     return _summary(launch, events, result, (points, chosen), is_first)
 
 
-def _walk_points(events: LaunchEvents, sizes: Sequence[int], points: int) -> int:
+def _walk_points(events: LaunchEvents, sizes: Sequence[int], points: int, events_enough: int) -> int:
     """Walk enough points of a launch, spread evenly over its grid; returns how many."""
     events.walk_point(_ids(sizes, 0))
     each = max(1, len(events.events))
-    chosen = min(points, max(MIN_POINTS, EVENTS_ENOUGH // each))
+    chosen = min(points, max(MIN_POINTS, events_enough // each))
     for i in range(1, chosen):
         events.walk_point(_ids(sizes, i * points // chosen))
     return chosen
