@@ -11,6 +11,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from rich.table import Table
 from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common.errors import UserError
 from aerie.common.text_tables import compact_table, print_tables
+from aerie.virtual_npu.timing import DEFAULT
 from aerie.virtual_npu.timing.fit import Predict, fit, parameter_ranges
 from benchmarks.board_times import baselines, models
-from benchmarks.board_times.errors import Predicted, Summary, summarize
+from benchmarks.board_times.errors import Predicted, Summary, factor_of, summarize
 from benchmarks.board_times.measurements import (
     FIT,
     LEFT_OUT,
@@ -84,6 +86,7 @@ def compare(arguments: argparse.Namespace) -> int:
         print(json.dumps(to_json(predictions, values, unpredicted), indent=2))
         return 0
     print_report(Console(), predictions, unpredicted, arguments.rows)
+    print_tables(Console(), limit_table(predictions["model"], model, values))
     if arguments.fit:
         print_parameters(values)
     return 0
@@ -193,6 +196,24 @@ def print_report(
         reasons[why] += 1
     for why, count in sorted(reasons.items(), key=lambda item: -item[1]):
         console.print(f"{count} rows without a prediction: {why}", highlight=False)
+
+
+def limit_table(
+    predictions: Sequence[Predicted], model: models.TimingModel, values: dict[str, float]
+) -> Table:
+    """Of test rows, by what limits them: the factors that `timing.prediction.ERROR_FACTORS` repeats."""
+    by_limit = defaultdict(list)
+    for each in predictions:
+        if each.row.role == TEST:
+            prediction = model.prediction(each.row, replace(DEFAULT, **values))
+            assert prediction is not None  # there is a predicted time
+            by_limit[prediction.limited_by].append(each)
+            by_limit["all"].append(each)
+    table = compact_table("model, test rows", ("limited by",), ("rows", "half within", "4 of 5 within"))
+    for limit, chosen in by_limit.items():
+        factors = (f"x {factor_of(chosen, share):.2f}" for share in (0.5, 0.8))
+        table.add_row(limit, str(len(chosen)), *factors)
+    return table
 
 
 def print_parameters(values: dict[str, float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -62,6 +63,14 @@ def variant_pairs(predictions: Iterable[Predicted]) -> list[tuple[Predicted, Pre
         if _subject(one.row) == _subject(other.row)
         and max(one.row.value, other.row.value) >= (1 + MIN_DIFFERENCE) * min(one.row.value, other.row.value)
     ]
+
+
+def factor_of(predictions: Sequence[Predicted], share: float) -> float:
+    """The factor, up or down, within which this share of the predictions are."""
+    factors = sorted(
+        max(one.predicted_us / one.row.value, one.row.value / one.predicted_us) for one in predictions
+    )
+    return factors[max(0, math.ceil(share * len(factors)) - 1)]
 
 
 def _subject(row: Measurement) -> tuple[object, ...]:

@@ -166,6 +166,23 @@ def test_baselines_are_fitted_to_fit_rows_only() -> None:
 # ---- errors ----
 
 
+def test_the_factor_of_a_share_goes_both_ways() -> None:
+    chosen = [Predicted(made_up(100), us) for us in (50, 100, 110, 150, 400)]
+    assert errors.factor_of(chosen, 0.8) == pytest.approx(2.0)
+    assert errors.factor_of(chosen, 0.2) == 1.0
+    assert errors.factor_of(chosen, 1.0) == 4.0
+
+
+def test_the_factors_by_limit_are_printed() -> None:
+    row = next(row for row in ROWS if row.kernel == "eltwise_add" and row.role == TEST)
+    model = models.TimingModel()
+    prediction = model.prediction(row)
+    assert prediction is not None
+    chosen = [Predicted(row, prediction.total_us), Predicted(replace(row, role=FIT), 1.0)]
+    table = command.limit_table(chosen, model, models.start_values())
+    assert [[*column.cells] for column in table.columns[:2]] == [[prediction.limited_by, "all"], ["1", "1"]]
+
+
 def test_errors_are_relative_to_the_measured_time() -> None:
     chosen = [Predicted(made_up(100), 110), Predicted(made_up(200), 100), Predicted(made_up(10), 10)]
     summary = summarize(chosen)

@@ -15,7 +15,7 @@ from aerie.virtual_npu.errors import OptionError
 from aerie.virtual_npu.timing import DEFAULT, NOTE, TimingError, events, predict
 from aerie.virtual_npu.timing.model import TimedProgram
 from aerie.virtual_npu.timing.parameters import MAX_PARAMETERS
-from aerie.virtual_npu.timing.prediction import LIMITS
+from aerie.virtual_npu.timing.prediction import ERROR_FACTORS, LIMITS, OTHER_ERROR_FACTOR
 
 TILE = 4096
 """Elements of bf16 in one transfer."""
@@ -152,6 +152,16 @@ def test_a_second_launch_costs_less_than_the_first() -> None:
     twice = text[:last] + text[first:last] + text[last:]
     one, other = predict(twice).launches
     assert one.us - other.us == pytest.approx(DEFAULT.dispatch_us - DEFAULT.launch_us)
+
+
+def test_a_prediction_says_how_sure_it_is() -> None:
+    prediction = predict(program(tiles=10, points=20))
+    (launch,) = prediction.launches
+    assert prediction.limited_by == launch.limited_by
+    assert launch.to_json()["error_factor"] == ERROR_FACTORS[launch.limited_by] > 1
+    unknown = dataclasses.replace(launch, limited_by="cascade")
+    assert unknown.error_factor == OTHER_ERROR_FACTOR
+    assert set(ERROR_FACTORS) < set(LIMITS)
 
 
 def test_points_that_are_not_replayed_are_extrapolated() -> None:
@@ -318,7 +328,7 @@ def test_the_command_says_that_it_predicts(tmp_path: Path, capsys: pytest.Captur
     text = capsys.readouterr().out
     assert "npu2 at 1.57 GHz" in text
     assert NOTE in text
-    assert re.search(r"made_up\s+[\d.]+\s+core", text)
+    assert re.search(r"made_up\s+[\d.]+\s+x 2.2\s+core", text)
 
 
 def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

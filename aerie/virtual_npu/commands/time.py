@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aerie.virtual_npu.timing import LaunchPrediction, Parameters, Prediction
     from aerie.virtual_npu.timing.calibration import Calibration
 
-_LAUNCHES = ("launch", "us", "limited by", "share", "DDR MB", "GB/s", "GMAC")
+_LAUNCHES = ("launch", "us", "4 of 5 within", "limited by", "share", "DDR MB", "GB/s", "GMAC")
 _PARTS = ("launch", "part", "kind", "busy us", "of launch", "KB")
 _CALIBRATED = ("program", "measured us", "before us", "after us", "error")
 _PARAMETERS = ("parameter", "value", "unit", "range", "meaning", "source")
@@ -143,7 +143,7 @@ def _show_calibration(found: Calibration) -> None:
 def _show(prediction: Prediction, title: str) -> None:
     from aerie.virtual_npu.timing import NOTE
 
-    print_table(title, _LAUNCHES, [_launch_row(one) for one in prediction.launches], "<><>>>>", sys.stdout)
+    print_table(title, _LAUNCHES, [_launch_row(one) for one in prediction.launches], "<>><>>>>", sys.stdout)
     parts = [row for launch in prediction.launches for row in _part_rows(launch)]
     print_table("the busiest parts", _PARTS, parts, "<<<>>>", sys.stdout)
     print(f"total {prediction.total_us:.1f} us: {NOTE}")
@@ -153,7 +153,8 @@ def _launch_row(launch: LaunchPrediction) -> tuple[str, ...]:
     share = launch.path_us[launch.limited_by] / launch.us
     rate = launch.ddr_bytes / launch.us / 1e3
     numbers = (f"{launch.ddr_bytes / 1e6:.2f}", f"{rate:.1f}", f"{launch.macs / 1e9:.3f}")
-    return (launch.name, f"{launch.us:.1f}", launch.limited_by, f"{share:.0%}", *numbers)
+    sure = f"x {launch.error_factor:g}"
+    return (launch.name, f"{launch.us:.1f}", sure, launch.limited_by, f"{share:.0%}", *numbers)
 
 
 def _part_rows(launch: LaunchPrediction) -> list[tuple[str, ...]]:

@@ -10,6 +10,12 @@ NOTE = "predicted by a model of NPU2, never measured on a board"
 LIMITS = ("core", "stream", "memtile", "cascade", "shim", "DDR", "dispatch", "dependency")
 """What a launch can be limited by. dependency: latencies of locks and descriptors."""
 
+ERROR_FACTORS: Mapping[str, float] = {"dispatch": 1.3, "memtile": 1.5, "DDR": 1.8, "shim": 1.8, "core": 2.2}
+"""How sure a prediction is: of the published times that no fit has seen, limited in this way, 4 of 5 are
+within this factor (`python -m benchmarks.board_times` prints them; 33, 89, 16, 7 and 65 rows)."""
+OTHER_ERROR_FACTOR = 1.7
+"""The same of all 210 rows; for limits without rows."""
+
 
 @dataclass(frozen=True)
 class PartPrediction:
@@ -45,12 +51,18 @@ class LaunchPrediction:
     points: int
     simulated_points: int
 
+    @property
+    def error_factor(self) -> float:
+        """The factor within which 4 of 5 published times of launches limited in this way are."""
+        return ERROR_FACTORS.get(self.limited_by, OTHER_ERROR_FACTOR)
+
     def to_json(self) -> dict[str, object]:
         """The launch as JSON values."""
         return {
             "name": self.name,
             "us": round(self.us, 3),
             "limited_by": self.limited_by,
+            "error_factor": self.error_factor,
             "path_us": {kind: round(us, 3) for kind, us in self.path_us.items()},
             "ddr_bytes": self.ddr_bytes,
             "macs": self.macs,
@@ -73,6 +85,15 @@ class Prediction:
     def total_us(self) -> float:
         """The sum over the launches, which run one after the other."""
         return sum(launch.us for launch in self.launches)
+
+    @property
+    def limited_by(self) -> str:
+        """What holds up most of it, a word of LIMITS."""
+        by_limit: dict[str, float] = {}
+        for launch in self.launches:
+            for limit, us in launch.path_us.items():
+                by_limit[limit] = by_limit.get(limit, 0.0) + us
+        return max(by_limit, key=by_limit.__getitem__)
 
     def to_json(self) -> dict[str, object]:
         """The prediction as JSON values."""
