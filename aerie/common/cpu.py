@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -23,6 +24,9 @@ from aerie.common import knobs
 from aerie.common.errors import KnobError
 
 CPUINFO = Path("/proc/cpuinfo")
+L1_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index0/size")
+"""What Linux says of the size of the data cache nearest to a core, such as `32K`."""
+SMALL_L1_KIB = 32
 
 NATIVE, NONE = "native", "none"
 
@@ -171,15 +175,25 @@ def cpu_defines() -> tuple[str, ...]:
     """Macros for C++ beside the CPU's features.
 
     VNPU_L2_PREFETCH: a core has more outstanding lines of memory in L2 than in L1 (include/vnpu/prefetch.h).
+    VNPU_SMALL_L1: L1 has SMALL_L1_KIB or less: too little for what is in use and prefetched (the same).
     VNPU_SLOW_PAIRS: products of pairs of bf16 take longer than single products, so sums use the order of the
     single ones (include/vnpu/dots.h).
 
     Intel's have 16 fill buffers in L1 and 48 entries in L2's queue (its optimization reference manual, Golden
     Cove). Pairs are half as fast there as f32: 92 and 185 GFLOP/s on a core of Emerald Rapids.
     """
-    return (
-        ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS") if "GenuineIntel" in _cpuinfo_words("vendor_id") else ()
-    )
+    is_intel = "GenuineIntel" in _cpuinfo_words("vendor_id")
+    vendor = ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS") if is_intel else ()
+    return (*vendor, *(("-DVNPU_SMALL_L1",) if _has_small_l1() else ()))
+
+
+def _has_small_l1() -> bool:
+    """Whether L1 is known to be small."""
+    try:
+        size = re.fullmatch(r"(\d+)K\s*", L1_SIZE.read_text(errors="replace"))
+    except OSError:
+        return False
+    return size is not None and int(size[1]) <= SMALL_L1_KIB
 
 
 def cpu_flags() -> tuple[str, ...]:

@@ -65,6 +65,7 @@ def machine(tmp_path, monkeypatch):
         monkeypatch.setattr(platform, "machine", lambda: kind)
         monkeypatch.setattr(sys, "platform", "linux")
         monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(cpu, "L1_SIZE", tmp_path / "size")
         monkeypatch.setattr(cpu, "_tiles_granted", lambda: True)
         forget()
 
@@ -110,6 +111,15 @@ def test_flags_that_depend_on_the_vendor_of_the_cpu(machine, vendor, defines):
     possible = ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS")
     assert tuple(flag for flag in find_compiler().flags if flag in possible) == defines
     assert cpu.cpu_features() == LEVEL_4
+
+
+@pytest.mark.parametrize(
+    ("size", "is_small"), [("32K\n", True), ("16K\n", True), ("48K\n", False), ("1M\n", False), ("", False)]
+)
+def test_a_small_l1_is_told_to_programs(machine, size, is_small):
+    machine("x86_64", V4)
+    cpu.L1_SIZE.write_text(size)
+    assert cpu.cpu_defines() == (("-DVNPU_SMALL_L1",) if is_small else ())
 
 
 def test_tiles_count_where_the_system_grants_them(machine, monkeypatch):

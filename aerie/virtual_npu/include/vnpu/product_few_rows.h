@@ -12,23 +12,12 @@
 #pragma once
 
 #include <time.h>
-#include <unistd.h>
 
+#include "vnpu/prefetch.h"
 #include "vnpu/product_few.h"
 #include "vnpu/product_operands.h"
 
 namespace vnpu::product {
-
-// Whether lines that are read much later are better prefetched into L2: L1 has 8 lines for a set on CPUs where it is 32 KB
-// (Zen 4), and 12 where it is 48 KB (Zen 5), where this would take half as long again.
-inline bool has_small_l1() {
-#if defined(_SC_LEVEL1_DCACHE_SIZE)
-  static const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
-  return bytes > 0 && bytes <= 32 << 10;
-#else
-  return false;
-#endif
-}
 
 // The pieces of b, transposed one after the other: a chunk at a time, while the chunk before it is multiplied.
 template <class Kernel>
@@ -110,7 +99,7 @@ class Pieces {
     for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(at_ + columns[i]);
   }
   VNPU_INLINE void prefetch_line(const bf16 *line) const {
-    if (to_l2_) __builtin_prefetch(line, 0, 2);
+    if (kHasSmallL1) __builtin_prefetch(line, 0, 2);
     else __builtin_prefetch(line);
   }
   // Prefetches as many lines as a piece has, side by side, of the next panel.
@@ -135,7 +124,6 @@ class Pieces {
   const i64 *prefetch_columns_, *const begun_;
   const bf16 *next_;
   bool again_ = false;
-  const bool to_l2_ = has_small_l1();
   i64 prefetch_step_ = 0;
 };
 

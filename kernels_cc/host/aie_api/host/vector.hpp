@@ -312,7 +312,7 @@ namespace host {
 template <unsigned Bytes>
 AIE_HOST_INLINE void prefetch_ahead(const void* at) {
   const char* const from = static_cast<const char*>(at);
-  each_number<(Bytes + 63) / 64>([&](auto line) AIE_HOST_LAMBDA { vnpu::prefetch_ahead(from + 64 * line); });
+  each_number<(Bytes + 63) / 64>([&](auto line) AIE_HOST_LAMBDA { vnpu::prefetch_beside_others(from + 64 * line); });
 }
 }  // namespace host
 

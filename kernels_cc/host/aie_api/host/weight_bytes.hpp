@@ -29,9 +29,9 @@ struct weight_bytes {
       for (unsigned half = 0; half < 2; ++half) {
         const Pair earlier(block, plane, half), later(block, plane, half + 4);
         const std::uint8_t* at = block + codes_at + plane * plane_bytes + half * group_bytes;
-        vnpu::prefetch_ahead(ahead), vnpu::prefetch_ahead(ahead + 64), ahead += 128;
+        vnpu::prefetch_beside_others(ahead), vnpu::prefetch_beside_others(ahead + 64), ahead += 128;
         for (unsigned i = half * 32; i < half * 32 + 32; i += at_once, at += at_once * plane_rows, ahead += 256) {
-          for (unsigned line = 0; line < 256; line += 64) vnpu::prefetch_ahead(ahead + line);
+          for (unsigned line = 0; line < 256; line += 64) vnpu::prefetch_beside_others(ahead + line);
           float* const to = sums + (plane * lanes_of_row + i) * plane_rows;
           const Codes first(at), last(at + 4 * group_bytes);
           each_column([&](auto c) AIE_HOST_LAMBDA {
