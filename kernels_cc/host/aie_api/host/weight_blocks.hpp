@@ -153,8 +153,9 @@ class weight_blocks {
     if constexpr (!has_rows) return false;  // it is not called then
     const char* ahead = reinterpret_cast<const char*>(block) + first / 32 * (lines / 8 * 64);
     for (unsigned group = first / 32; group < (first + count) / 32; ++group, to += 32, ahead += lines / 8 * 64) {
-      __m512i least = _mm512_set1_epi16(0x7fff);
-      for (unsigned at = group * 64; at < codes_at; at += minima_at) least = lesser(least, _mm512_loadu_si512(block + at));
+      __m512i least = _mm512_set1_epi16(-1);
+      for (unsigned at = group * 64; at < codes_at; at += minima_at)
+        least = lesser(least, doubled(_mm512_loadu_si512(block + at)));
       if (least_exponent(least) < 8) return false;
       for (unsigned line = 0; line < lines / 8; ++line) vnpu::prefetch_ahead(ahead + 64 * line);
       if constexpr (Bits == 4) weight_tables::unpack(block, group, apart, to);
@@ -220,30 +221,32 @@ class weight_blocks {
     }
   };
 
-  // The least exponent field of numbers that are not zero; 255 if all are. No sign.
-  AIE_HOST_INLINE static unsigned least_exponent(__m512i least) {
-    alignas(64) __m128i quarters[4];
-    _mm512_store_si512(quarters, least);
-    const __m128i half = _mm_min_epu16(quarters[0], quarters[1]), other = _mm_min_epu16(quarters[2], quarters[3]);
-    return unsigned(_mm_extract_epi16(_mm_minpos_epu16(_mm_min_epu16(half, other)), 0)) >> 7;
-  }
-  // Of each lane the lesser magnitude that is not zero.
-  AIE_HOST_INLINE static __m512i lesser(__m512i least, __m512i bits) {
-    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff));
-    return _mm512_mask_min_epu16(least, _mm512_test_epi16_mask(magnitude, magnitude), least, magnitude);
-  }
+  // The least exponent field of numbers that are not zero; 256 if all are.
+  AIE_HOST_INLINE static unsigned least_exponent(__m512i least) { return (smallest(least) + 1) >> 8; }
   AIE_HOST_INLINE static unsigned least_exponent(const std::uint8_t* block) {
-    __m512i least = _mm512_set1_epi16(0x7fff);
-    for (unsigned at = 0; at < codes_at; at += 64) least = lesser(least, _mm512_loadu_si512(block + at));
+    __m512i least = _mm512_set1_epi16(-1);
+    for (unsigned at = 0; at < codes_at; at += 64) least = lesser(least, doubled(_mm512_loadu_si512(block + at)));
     return least_exponent(least);
+  }
+  // Numbers without their signs, twice as large as integers.
+  AIE_HOST_INLINE static __m512i doubled(__m512i bits) { return _mm512_add_epi16(bits, bits); }
+  // Of each lane the lesser one that is not zero, less one.
+  AIE_HOST_INLINE static __m512i lesser(__m512i least, __m512i twice) {
+    return _mm512_min_epu16(least, _mm512_sub_epi16(twice, _mm512_set1_epi16(1)));
+  }
+  AIE_HOST_INLINE static unsigned smallest(__m512i words) {
+    const __m256i half = _mm256_min_epu16(_mm512_castsi512_si256(words), _mm512_extracti64x4_epi64(words, 1));
+    const __m128i quarter = _mm_min_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    return unsigned(_mm_extract_epi16(_mm_minpos_epu16(quarter), 0));
   }
 
   AIE_HOST_INLINE static unsigned greatest_exponent(const std::uint8_t* block) {
     __m512i most = _mm512_setzero_si512();
-    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
-    for (unsigned at = 0; at < codes_at; at += 64)
-      most = _mm512_max_epu16(most, _mm512_and_si512(_mm512_loadu_si512(block + at), magnitude));
-    return 255 - least_exponent(_mm512_sub_epi16(magnitude, most));
+    for (unsigned at = 0; at < codes_at; at += 64) most = _mm512_max_epu16(most, doubled(_mm512_loadu_si512(block + at)));
+    return greatest_exponent(most);
+  }
+  AIE_HOST_INLINE static unsigned greatest_exponent(__m512i most) {
+    return (0xffff - smallest(_mm512_sub_epi16(_mm512_set1_epi16(-1), most))) >> 8;
   }
 
   // x for the columns of a block, with zeros after its last.
@@ -256,17 +259,17 @@ class weight_blocks {
 
     // Whether no product needs numbers below 2^-126.
     AIE_HOST_INLINE bool fill(const bfloat16* x, std::uint32_t count, unsigned exponent) {
-      alignas(64) std::uint16_t all[columns] = {};
-      std::memcpy(all, x, count * sizeof(*x));
-      __m512i least = _mm512_set1_epi16(0x7fff), most = _mm512_setzero_si512();
+      alignas(64) std::uint16_t padded[columns] = {};
+      if (count < columns) std::memcpy(padded, x, count * sizeof(*x));
+      const std::uint16_t* const all = count < columns ? padded : reinterpret_cast<const std::uint16_t*>(x);
+      __m512i least = _mm512_set1_epi16(-1), most = _mm512_setzero_si512();
       for (unsigned i = 0; i < columns; i += 32) {
-        const __m512i some = _mm512_load_si512(all + i);
+        const __m512i some = doubled(_mm512_loadu_si512(all + i));
         least = lesser(least, some);
-        most = _mm512_max_epu16(most, _mm512_and_si512(some, _mm512_set1_epi16(0x7fff)));
+        most = _mm512_max_epu16(most, some);
       }
-      const bool is_finite = _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(0x7f80)) == 0;
       const unsigned of_x = least_exponent(least);
-      if (exponent < 8 || of_x == 0 || !is_finite || exponent + of_x < 142) return false;
+      if (exponent < 8 || of_x == 0 || greatest_exponent(most) == 255 || exponent + of_x < 142) return false;
 #if defined(VNPU_BF16_DOTS)
       if constexpr (has_tables) {
         by_columns.fill(all);

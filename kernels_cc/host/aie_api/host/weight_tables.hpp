@@ -1,9 +1,9 @@
 // Blocks of 4-bit weights with AVX-512: a table of 16 weights for every row and group.
 //
-// The 32 weights of a row in a group are 16 different ones at most. They are computed once, and one instruction looks up a row's
-// 32 columns. Two rows share a register of tables, and four rows a register of codes: 16 bits of a column. In products of a
-// vector, with AVX512-BF16, sums are kept row by row, 64 partial sums each, in the order in which pairs of columns come out of
-// two registers of weights.
+// The 32 weights of a row in a group are 16 different ones at most. They are computed once, and one instruction looks up 32. A
+// register of codes has those of four rows: 16 bits of a column. Where weights are unpacked, two rows share a register of
+// tables, and 32 columns of a row are looked up. Where they are multiplied by a vector, with AVX512-BF16, two groups of a row
+// share it, and weights come out in the pairs of columns in which they are multiplied. Sums are kept row by row, 64 of each.
 #pragma once
 
 #include "types.hpp"
@@ -35,52 +35,49 @@ struct weight_tables {
 #if defined(VNPU_BF16_DOTS)
   // x for the columns of a block: pairs of columns that are 64 apart, the earlier one in the upper halves.
   struct Pairs {
-    alignas(64) std::uint32_t all[2][2][2][16];  // pair, half of 64 columns, lower or upper fours of eight columns
+    alignas(64) std::uint32_t all[2][2][2][16];  // half of 64 columns, pair, half of these 32 columns
 
-    AIE_HOST_INLINE void fill(const std::uint16_t (&x)[columns]) {
-      for (unsigned pair = 0; pair < 2; ++pair)
-        for (unsigned half = 0; half < 2; ++half) {
-          const __m512i earlier = _mm512_load_si512(x + 128 * pair + 32 * half);
-          const __m512i later = _mm512_load_si512(x + 128 * pair + 64 + 32 * half);
-          _mm512_store_si512(all[pair][half][0], _mm512_unpacklo_epi16(later, earlier));
-          _mm512_store_si512(all[pair][half][1], _mm512_unpackhi_epi16(later, earlier));
+    AIE_HOST_INLINE void fill(const std::uint16_t* x) {
+      const __m512i order = interleaved(0), other = interleaved(16);
+      for (unsigned half = 0; half < 2; ++half)
+        for (unsigned pair = 0; pair < 2; ++pair) {
+          const __m512i earlier = _mm512_loadu_si512(x + 128 * pair + 32 * half);
+          const __m512i later = _mm512_loadu_si512(x + 128 * pair + 64 + 32 * half);
+          _mm512_store_si512(all[half][pair][0], _mm512_permutex2var_epi16(later, order, earlier));
+          _mm512_store_si512(all[half][pair][1], _mm512_permutex2var_epi16(later, other, earlier));
         }
+    }
+
+   private:
+    // The order of words in which those of two registers alternate, from `first` on.
+    AIE_HOST_INLINE static __m512i interleaved(unsigned first) {
+      std::uint16_t order[32];
+      for (unsigned i = 0; i < 32; ++i) order[i] = std::uint16_t(first + i / 2 + i % 2 * 32);
+      return _mm512_loadu_si512(order);
     }
   };
 
   // The place of a partial sum of a row.
-  static constexpr unsigned place(unsigned row, unsigned lane) {
-    return row * lanes_of_row + lane / 32 * 32 + lane / 4 % 2 * 16 + lane % 32 / 8 * 4 + lane % 4;
-  }
+  static constexpr unsigned place(unsigned row, unsigned lane) { return row * lanes_of_row + lane; }
 
   static void multiply(bool begins, const std::uint8_t* block, const Pairs& x, float* sums) {
     Numbers numbers;
     numbers.fill(block, 0, groups);
-    for (unsigned plane = 0; plane < 2; ++plane) {
-      alignas(64) std::uint16_t codes[groups][4][32];
-      for (unsigned group = 0; group < groups; ++group) {
-        const std::uint8_t* const at = block + codes_at + plane * plane_bytes + group * 256;
-        by_fours(at, codes[group]);
-      }
-      for (unsigned four = 0; four < 4; ++four) {
-        const unsigned row = plane * 16 + 4 * four;
-        const char* const ahead = reinterpret_cast<const char*>(block) + (plane * 4 + four) * lines / 8 * 64;
-        multiply_four(begins, codes, four, numbers, row, x, sums + row * lanes_of_row, ahead);
-      }
-    }
+    const char* ahead = reinterpret_cast<const char*>(block);
+    for (unsigned half = 0; half < 2; ++half)
+      for (unsigned eight = 0; eight < 4; ++eight, ahead += lines / 8 * 64)
+        multiply_eight(begins, block, numbers, eight, half, x.all[half], sums + eight * 8 * lanes_of_row + 32 * half, ahead);
   }
 
   // The sum of all partial sums of a row, in the order of aie::reduce_add.
   static float total(const float* sums) {
-    const auto add_halves = [&](unsigned at) AIE_HOST_LAMBDA {
-      const __m512 sixteen = _mm512_add_ps(_mm512_loadu_ps(sums + at), _mm512_loadu_ps(sums + 32 + at));
-      float all[16];
-      _mm512_storeu_ps(all, sixteen);
-      const __m256 eight = _mm256_add_ps(_mm256_loadu_ps(all), _mm256_loadu_ps(all + 8));
-      return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    };
+    const __m512 low = _mm512_add_ps(_mm512_loadu_ps(sums), _mm512_loadu_ps(sums + 32));
+    const __m512 high = _mm512_add_ps(_mm512_loadu_ps(sums + 16), _mm512_loadu_ps(sums + 48));
+    float all[16];
+    _mm512_storeu_ps(all, _mm512_add_ps(low, high));
+    const __m256 eight = _mm256_add_ps(_mm256_loadu_ps(all), _mm256_loadu_ps(all + 8));
     float four[4];
-    _mm_storeu_ps(four, _mm_add_ps(add_halves(0), add_halves(16)));
+    _mm_storeu_ps(four, _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)));
     return (four[0] + four[2]) + (four[1] + four[3]);
   }
 #endif
@@ -101,29 +98,50 @@ struct weight_tables {
   }
 
  private:
-  // Scales and minima in f32, one by one.
+  // Scales and minima of rows and groups.
   struct Numbers {
-    float scales[groups][rows], minima[groups][rows];
-
     // Those of `count` groups from `first` on.
     AIE_HOST_INLINE void fill(const std::uint8_t* block, unsigned first, unsigned count) {
-      for (unsigned i = first * rows; i < (first + count) * rows; i += 16) {
-        _mm512_storeu_ps(scales[0] + i, wide(block + 2 * i));
-        _mm512_storeu_ps(minima[0] + i, wide(block + minima_at + 2 * i));
+      for (unsigned group = first; group < first + count; ++group) {
+        const std::uint8_t* const at = block + 2 * rows * group;
+#if defined(VNPU_BF16_DOTS)
+        const __m512i scales = _mm512_loadu_si512(at), minima = _mm512_loadu_si512(at + minima_at);
+        _mm512_store_si512(both_[group], _mm512_unpacklo_epi16(scales, minima));
+        _mm512_store_si512(both_[group] + 16, _mm512_unpackhi_epi16(scales, minima));
+#else
+        for (unsigned row = 0; row < rows; row += 16) {
+          _mm512_storeu_ps(scales_[group] + row, wide(at + 2 * row));
+          _mm512_storeu_ps(minima_[group] + row, wide(at + minima_at + 2 * row));
+        }
+#endif
       }
     }
+    // The weights of a row in a group by code, before they are rounded to bf16.
+    AIE_HOST_INLINE __m512 weights(unsigned group, unsigned row) const {
+#if defined(VNPU_BF16_DOTS)
+      // code * scale + (1 * minimum - 0), as one instruction: -0 keeps the sign of a minimum that is zero.
+      const __m512i codes =
+          _mm512_setr_epi32(0x3f800000, 0x3f803f80, 0x3f804000, 0x3f804040, 0x3f804080, 0x3f8040a0, 0x3f8040c0, 0x3f8040e0,
+                            0x3f804100, 0x3f804110, 0x3f804120, 0x3f804130, 0x3f804140, 0x3f804150, 0x3f804160, 0x3f804170);
+      const __m512i both = _mm512_set1_epi32(int(both_[group][row / 4 % 2 * 16 + row / 8 * 4 + row % 4]));
+      return _mm512_dpbf16_ps(_mm512_set1_ps(-0.0f), (__m512bh)codes, (__m512bh)both);
+#else
+      const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+      return _mm512_fmadd_ps(codes, _mm512_set1_ps(scales_[group][row]), _mm512_set1_ps(minima_[group][row]));
+#endif
+    }
+
+   private:
+#if defined(VNPU_BF16_DOTS)
+    alignas(64) std::uint32_t both_[groups][rows];  // the scale in the lower half; four rows of every eight, then the others
+#else
+    float scales_[groups][rows], minima_[groups][rows];
+
     AIE_HOST_INLINE static __m512 wide(const std::uint8_t* at) {
       const __m256i sixteen = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
       return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(sixteen), 16);
     }
-    // The weights of two rows of a group, by code.
-    AIE_HOST_INLINE __m512i table(unsigned group, unsigned one, unsigned other) const {
-      const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      const auto of = [&](unsigned row) AIE_HOST_LAMBDA {
-        return _mm512_fmadd_ps(codes, _mm512_set1_ps(scales[group][row]), _mm512_set1_ps(minima[group][row]));
-      };
-      return rounded_to_bf16(of(one), of(other));
-    }
+#endif
   };
 
   // 32 columns of 16 rows: four codes of every column together.
@@ -157,7 +175,10 @@ struct weight_tables {
       // Codes of rows 0 and 2, and of 1 and 3: the latter ones with a bit for the second table.
       const __m512i even = _mm512_ternarylogic_epi32(four, nibbles, second, 0xea);
       const __m512i odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(four, 4), nibbles, second, 0xea);
-      const __m512i of_even = numbers.table(group, row, row + 2), of_odd = numbers.table(group, row + 1, row + 3);
+      const auto table = [&](unsigned one) AIE_HOST_LAMBDA {
+        return rounded_to_bf16(numbers.weights(group, one), numbers.weights(group, one + 2));
+      };
+      const __m512i of_even = table(row), of_odd = table(row + 1);
       of[0] = _mm512_permutexvar_epi16(even, of_even);
       of[1] = _mm512_permutexvar_epi16(odd, of_odd);
       of[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(even, 8), of_even);
@@ -166,35 +187,50 @@ struct weight_tables {
   };
 
 #if defined(VNPU_BF16_DOTS)
-  static void multiply_four(bool begins, const std::uint16_t (&codes)[groups][4][32], unsigned four, const Numbers& numbers,
-                            unsigned row, const Pairs& x, float* sums, const char* ahead) {
-    for (unsigned half = 0; half < 2; ++half) {
-      __m512 sum[4][2];
-      each_of_four([&](auto r) AIE_HOST_LAMBDA {
-        const float* const at = sums + r * lanes_of_row + 32 * half;
-        sum[r][0] = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(at);
-        sum[r][1] = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(at + 16);
+  // Half of the partial sums of eight rows.
+  static void multiply_eight(bool begins, const std::uint8_t* block, const Numbers& numbers, unsigned eight, unsigned half,
+                             const std::uint32_t (&x)[2][2][16], float* sums, const char* ahead) {
+    const std::uint8_t* at = block + codes_at + eight / 2 * plane_bytes + half * 256;
+    const __m512i order = words(eight % 2 * 2), nibbles = _mm512_set1_epi16(0x0f0f), second = _mm512_set1_epi32(0x10100000);
+    __m512 sum[8][2];
+    each_number<8>([&](auto r) AIE_HOST_LAMBDA {
+      sum[r][0] = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * lanes_of_row);
+      sum[r][1] = begins ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * lanes_of_row + 16);
+    });
+    for (unsigned pair = 0; pair < 2; ++pair, at += 1024) {
+      __m512i codes[2][2];  // of four rows in a word, of two columns
+      each_number<2>([&](auto part) AIE_HOST_LAMBDA {
+        const auto sixteen = [&](const std::uint8_t* from) AIE_HOST_LAMBDA {
+          return _mm512_permutex2var_epi16(_mm512_loadu_si512(from), order, _mm512_loadu_si512(from + 64));
+        };
+        const __m512i earlier = sixteen(at + part * 128), later = sixteen(at + part * 128 + 512);
+        codes[0][part] = _mm512_unpacklo_epi16(later, earlier);
+        codes[1][part] = _mm512_unpackhi_epi16(later, earlier);
       });
-#pragma GCC unroll 2
-      for (unsigned pair = 0; pair < 2; ++pair) {
-        const unsigned group = 4 * pair + half;
+      const __m512bh first = (__m512bh)_mm512_load_si512(x[pair][0]), last = (__m512bh)_mm512_load_si512(x[pair][1]);
+      each_number<8>([&](auto r) AIE_HOST_LAMBDA {
         // Evenly: a core has few requests in flight.
-        vnpu::prefetch_ahead(ahead), vnpu::prefetch_ahead(ahead + 64), ahead += 128;
-        if (pair) vnpu::prefetch_ahead(ahead), ahead += 64;
-        const Weights earlier(codes[group][four], numbers, group, row), later(codes[group + 2][four], numbers, group + 2, row);
-        const __m512bh low = (__m512bh)_mm512_load_si512(x.all[pair][half][0]);
-        const __m512bh high = (__m512bh)_mm512_load_si512(x.all[pair][half][1]);
-        each_of_four([&](auto r) AIE_HOST_LAMBDA {
-          sum[r][0] = _mm512_dpbf16_ps(sum[r][0], (__m512bh)_mm512_unpacklo_epi16(later.of[r], earlier.of[r]), low);
-          sum[r][1] = _mm512_dpbf16_ps(sum[r][1], (__m512bh)_mm512_unpackhi_epi16(later.of[r], earlier.of[r]), high);
-        });
-      }
-      each_of_four([&](auto r) AIE_HOST_LAMBDA {
-        float* const at = sums + r * lanes_of_row + 32 * half;
-        _mm512_storeu_ps(at, sum[r][0]);
-        _mm512_storeu_ps(at + 16, sum[r][1]);
+        if (r % 2 == 0 || r == 1) vnpu::prefetch_beside_others(ahead), ahead += 64;
+        const unsigned earlier = 4 * pair + half, row = eight * 8 + r;
+        const __m512i table = rounded_to_bf16(numbers.weights(earlier + 2, row), numbers.weights(earlier, row));
+        const auto weights = [&](__m512i four) AIE_HOST_LAMBDA {
+          const __m512i two = _mm512_ternarylogic_epi32(r % 2 ? _mm512_srli_epi16(four, 4) : four, nibbles, second, 0xea);
+          return (__m512bh)_mm512_permutexvar_epi16(r % 4 < 2 ? two : _mm512_srli_epi16(two, 8), table);
+        };
+        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], weights(codes[r / 4][0]), first);
+        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], weights(codes[r / 4][1]), last);
       });
     }
+    each_number<8>([&](auto r) AIE_HOST_LAMBDA {
+      _mm512_storeu_ps(sums + r * lanes_of_row, sum[r][0]);
+      _mm512_storeu_ps(sums + r * lanes_of_row + 16, sum[r][1]);
+    });
+  }
+  // Of 16 columns the words of four rows each, and of the next four rows: four columns of the first, then of the others.
+  AIE_HOST_INLINE static __m512i words(unsigned first) {
+    std::uint16_t order[32];
+    for (unsigned i = 0; i < 32; ++i) order[i] = std::uint16_t((i / 8 * 4 + i % 4) * 4 + i / 4 % 2 + first);
+    return _mm512_loadu_si512(order);
   }
 #endif
 };
