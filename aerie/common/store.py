@@ -34,7 +34,7 @@ _HOUR = 60 * 60
 _DAY = 24 * _HOUR
 _POLL_SECONDS = 0.01
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_SUFFIXES = frozenset({".elf", ".mlir", ".log", ".o", ".so", ".json"})
+_SUFFIXES = frozenset({".elf", ".mlir", ".log", ".o", ".so", ".gch", ".json"})
 _KEYED = re.compile(r"(^|-)[0-9a-f]{16}\.[a-z]+$")
 """The names of entries: NAME-KEY.suffix or KEY.suffix. No other file is ever removed: the user may keep own
 files in the folder."""

@@ -22,6 +22,7 @@ from aerie.common.errors import ToolchainError
 from aerie.common.fingerprint import hash_key, includes_digest, text_digest
 from aerie.common.store import Store, interrupt_lock_waits, programs_store
 from aerie.device.external_kernels import OWN_KERNELS
+from aerie.virtual_npu.precompiled import prelude, prelude_flags
 from aerie.virtual_npu.thread_team import use_team
 
 INCLUDE = rooms.folder("virtual_npu") / "include"
@@ -60,14 +61,18 @@ class TranslationUnit:
             ingredients["names"] = " ".join(map(str, (self.source, *self.folders)))
         return hash_key(ingredients)
 
-    def compile(self, compiler: Compiler, work: Path) -> Path:
-        """The object, made in the folder `work`. Raises ToolchainError with the compiler's own lines."""
+    def compile(self, compiler: Compiler, store: Store | None, work: Path) -> Path:
+        """The object, made in the folder `work`. Raises ToolchainError with the compiler's own lines.
+
+        store: where precompiled headers are; without, none are used.
+        """
         source = self.source
         if self.text is not None:
             source = work / source.name
             source.write_text(self.text)
         output = work / f"{source.stem}.o"
-        compiler.compile(source, output, (*(f"-I{folder}" for folder in self.folders), *self.flags))
+        first = prelude_flags(prelude(source.read_text(errors="replace")), HEADERS, compiler, store, work)
+        compiler.compile(source, output, (*(f"-I{folder}" for folder in self.folders), *self.flags, *first))
         return output
 
 
@@ -86,7 +91,7 @@ def shared_object(
             return found
     keys = [unit.key(compiler) for unit in units]
     jobs = [
-        partial(store.get_or_make, f"{key}.o", partial(_compile_as, key, unit, compiler))
+        partial(store.get_or_make, f"{key}.o", partial(_compile_as, key, unit, compiler, store))
         for key, unit in zip(keys, units, strict=True)
     ]
     return store.get_or_make(_name(keys), lambda own: _linked(compiler, jobs, own))
@@ -97,9 +102,9 @@ def _name(keys: Sequence[str]) -> str:
     return f"{hash_key({'objects': ' '.join(keys)})}.so"
 
 
-def _compile_as(key: str, unit: TranslationUnit, compiler: Compiler, work: Path) -> Path:
+def _compile_as(key: str, unit: TranslationUnit, compiler: Compiler, store: Store, work: Path) -> Path:
     """The object of a unit. Raises ToolchainError if its source changed meanwhile: the key would be wrong."""
-    output = unit.compile(compiler, work)
+    output = unit.compile(compiler, store, work)
     if unit.key(compiler) != key:
         raise ToolchainError(
             f"{unit.source.name}, or what it includes, changed while it was compiled: build again"
@@ -108,7 +113,7 @@ def _compile_as(key: str, unit: TranslationUnit, compiler: Compiler, work: Path)
 
 
 def _compile_apart(unit: TranslationUnit, compiler: Compiler, work: Path) -> Path:
-    return unit.compile(compiler, Path(tempfile.mkdtemp(dir=work)))
+    return unit.compile(compiler, None, Path(tempfile.mkdtemp(dir=work)))
 
 
 def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) -> Path:

@@ -19,8 +19,6 @@
 #define AIE_HOST_WEIGHT_ROWS 1
 #include <immintrin.h>
 
-#include <atomic>
-
 #include "weight_bytes.hpp"
 #include "weight_tables.hpp"
 
@@ -83,8 +81,8 @@ class weight_blocks {
   static bool multiply(std::uint32_t first, std::uint32_t k, const std::uint8_t* block, const bfloat16* x, float* sums) {
     const std::uint32_t count = k - first < columns ? k - first : columns;
     Factors factors;
-    if (!factors.fill(x + first, count, least_exponent(block)) || (first && was_slow().load(relaxed) && has_small(sums))) {
-      was_slow().store(true, relaxed);
+    if (!factors.fill(x + first, count, least_exponent(block)) || (first && was_slow() && has_small(sums))) {
+      __atomic_store_n(&some_were_slow, true, __ATOMIC_RELAXED);
       return false;
     }
 #if defined(VNPU_BF16_DOTS)
@@ -170,12 +168,10 @@ class weight_blocks {
   // The lane of a vector that has a row of a plane.
   static constexpr unsigned lane_of(unsigned row) { return Bits == 4 ? row % 8 * 2 + row / 8 : row; }
 
-  // Whether any block took the slow way, which alone leaves sums below 2^-126.
-  static std::atomic<bool>& was_slow() {
-    static std::atomic<bool> was;
-    return was;
-  }
-  static constexpr std::memory_order relaxed = std::memory_order_relaxed;
+  // Whether any block took the slow way, which alone leaves sums below 2^-126. Threads share it. The compiler's own functions
+  // read and write it: <atomic> takes a quarter of the time to compile a kernel.
+  static inline bool some_were_slow = false;
+  static bool was_slow() { return __atomic_load_n(&some_were_slow, __ATOMIC_RELAXED); }
   // Whether a sum is below 2^-126 and no zero.
   static bool has_small(const float* sums) {
     bool is_found = false;
