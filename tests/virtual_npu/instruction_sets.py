@@ -71,7 +71,7 @@ class InstructionSet:
             if self.march != "native":  # as on the CPUs that have no more, whoever made this one
                 patch.setattr(cpu, "cpu_defines", tuple)
             as_users = self.march == "native" and not self.emulates
-            patch.setenv("VNPU_OPT", str(level or (3 if as_users else 1)))
+            patch.setenv("VNPU_OPT", str(level if level is not None else 3 if as_users else 1))
             if self.options:
                 patch.setenv("VNPU_CXX", f"{known_compilers()[0].command[0]} {self.options}")
             yield
