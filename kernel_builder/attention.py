@@ -17,7 +17,7 @@ what it gets into its own, and stage 0 normalises and stores.
 - K and V share one channel into the cores, so that q has the other of a core's two. They meet in the memtile,
   which has a buffer for each and sends them in turn. From L3 each has a channel of its own: mlir-air makes a
   loop that feeds one channel one descriptor, and writes out a loop that feeds one channel twice, transfer by
-  transfer, for every head and block (docs/explanation/lowering.md).
+  transfer, for every head and block (docs/dev/lowering.md).
 - What passes between L3 and L2 names the column of the shim by which it goes, two channels inwards and one
   outwards for each of the eight. Left to itself mlir-air keeps all that feeds one memtile together, and a
   shim tile feeds two channels.

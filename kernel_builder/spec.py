@@ -171,7 +171,7 @@ class KernelSpec:
     rows: the parameter, if the kernel has it, that counts independent rows: no bit of a row may depend on it.
     allowance: what an NPU may do beyond the tolerance; None means nothing.
     sums_may_reorder: whether it sums products of matrices, which the virtual NPU's fast paths may do in
-    another order. unproven_forms: forms that it uses (docs/explanation/lowering.md) and no upstream file
+    another order. unproven_forms: forms that it uses (docs/dev/lowering.md) and no upstream file
     shows.
     """
 

@@ -13,7 +13,7 @@ with its reason and its source. All is taken from upstream's practice; none of o
 by aircc yet. Not given, and why. `--omit-while-true-loop`: a core's program runs again for every call, and
 upstream keeps the loop in every program of several launches (mlir-air programming_examples/llms/shared/infra/
 backend_presets.py). `--bf16-emulation`: it would round the operands of f32 vector arithmetic to bf16, and the
-kernels write none that needs it (docs/explanation/lowering.md). `--use-lock-race-condition-fix`: upstream's
+kernels write none that needs it (docs/dev/lowering.md). `--use-lock-race-condition-fix`: upstream's
 GEMV alone is built with it, in its own example and not in the decode programs (backend_presets.py says
 False). `--coalesce-shim-dma`: only for transfers marked `air.preserve_shim_dma_order`, and there are none.
 `--air-channel-multiplexing`, `--omit-auto-broadcast`: no launch needs more channels than there are.

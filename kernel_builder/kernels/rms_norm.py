@@ -5,7 +5,7 @@ that rounded to bf16, then the product with the weight rounded to bf16 again. Tw
 Gemma's and OLMo 2's norms keep f32 up to the product and round once (round_once); Gemma's multiplies with
 1 + weight (weight_offset), which in bf16 would lose most of the weight.
 
-The forms are those that upstream lowers for AIE2P (docs/explanation/lowering.md), which has no product of f32
+The forms are those that upstream lowers for AIE2P (docs/dev/lowering.md), which has no product of f32
 vectors. So the scale is split into three bf16 numbers whose sum it is, bit for bit, and x meets each in a
 multiply-add of bf16 with an f32 sum. The split is made in vectors of equal lanes: a core rounds vectors, and
 a scalar only by way of one. The product with the weight is one of bf16 vectors: the unit makes it in f32 and

@@ -133,7 +133,7 @@ LOGS = {
     "form": (
         "error: failed to legalize operation 'arith.mulf' that was explicitly marked illegal\n" + AIECC,
         "aiecc turns",
-        "docs/explanation/lowering.md lists them",
+        "docs/dev/lowering.md lists them",
     ),
     "no aiebu-asm": (
         f"aiecc: ShellCommand: tool 'aiebu-asm' not found in search paths or PATH\n{AIECC}",

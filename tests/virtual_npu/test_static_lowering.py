@@ -196,7 +196,7 @@ UNKNOWN = {
     "an operation that nobody tells of": (
         on_core("math.erf %v", "bf16"),
         "math.erf: .* vector<16xbf16>: there is no evidence .*; write it in operations that the table knows "
-        r"\(docs/explanation/lowering.md\), or in C\+\+ \(aerie/device/lowering\)",
+        r"\(docs/dev/lowering.md\), or in C\+\+ \(aerie/device/lowering\)",
     ),
     "a carried vector": (
         program(

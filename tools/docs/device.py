@@ -90,7 +90,7 @@ def lowering_page() -> str:
     return page(
         "Operation forms",
         "A form is an operation with its element type, its number of lanes, and what else its lowering "
-        "depends on. [What the compiler of the cores takes](../explanation/lowering.md) says how to read "
+        "depends on. [What the compiler of the cores takes](../dev/lowering.md) says how to read "
         "these tables. All evidence was read in files of mlir-air, mlir-aie and llvm-aie. None was measured "
         "by this project.",
         section("On the cores", table(heading, _lowered(TABLE, cores, find_rule))),

@@ -83,7 +83,7 @@ def _unknown(place: str, form: OpForm, op: Operation) -> Fault:
 
 def _advice(rule: LoweringRule | None) -> str:
     if rule is None:
-        return "write it in operations that the table knows (docs/explanation/lowering.md), or in C++"
+        return "write it in operations that the table knows (docs/dev/lowering.md), or in C++"
     return f"use a known form: {rule.forms}"
 
 

@@ -184,7 +184,7 @@ KNOWN_MESSAGES = (
         "form",
         r"failed to legalize operation '(?:aievec|vector|arith|math|llvm)\.[\w.]+'",
         "the cores have no instruction for this operation at this type: `aerie vnpu check` "
-        "names the forms that are known to lower, and docs/explanation/lowering.md lists them",
+        "names the forms that are known to lower, and docs/dev/lowering.md lists them",
         "mlir-air programming_examples/relu/relu.py; mlir-aie lib/Dialect/AIEVec",
     ),
     KnownMessage(

@@ -2,7 +2,7 @@
 
 A program reads an array of L3 in tiles, each core computes on its own, and results go to another array. Data
 travel by DMAs or channels, straight between L3 and cores or staged in L2. Every shape drawn here is one that
-upstream's own examples have (docs/explanation/lowering.md), within the limits of the device.
+upstream's own examples have (docs/dev/lowering.md), within the limits of the device.
 """
 
 from __future__ import annotations
