@@ -1,5 +1,6 @@
 // SwiGLU's activation: out = silu(gate) * up, silu(g) = g / (1 + exp(-g)). With the macro GELU that of GeGLU: the tanh form
-// of GELU, 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g + 0.044715 g^3).
+// of GELU, 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g + 0.044715 g^3). With the macro NO_ACTIVATION
+// the gate is taken as it is.
 //
 // The core's tanh gives bf16, and 1 + tanh(g / 2) cancels for negative gates. So the sigmoid is computed from e = exp(-|g|),
 // which never exceeds 1: 1 / (1 + e) for g >= 0 and e / (1 + e) for g < 0. The only large error is the rounding of e to bf16,
@@ -14,6 +15,10 @@ namespace {
 
 constexpr unsigned lanes = 16;
 using Bf16 = aie::vector<bfloat16, lanes>;
+
+#ifdef NO_ACTIVATION
+inline Bf16 activated(const Bf16& gate) { return gate; }
+#else
 using F32 = aie::vector<float, lanes>;
 using Acc = aie::accum<accfloat, lanes>;
 
@@ -54,6 +59,9 @@ inline F32 sigmoid(const Bf16& gate) {
   return aie::mul(numerator, inverse(aie::add(one, e))).to_vector<float>();
 }
 
+inline Bf16 activated(const Bf16& gate) { return aie::mul(as_f32(gate), sigmoid(gate)).to_vector<bfloat16>(); }
+#endif
+
 }  // namespace
 
 extern "C" {
@@ -63,9 +71,8 @@ extern "C" {
 void silu_and_mul_bf16(const bfloat16* __restrict gate, const bfloat16* __restrict up, bfloat16* __restrict out, int32_t n) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   for (int32_t i = 0; i < n; i += lanes) {
-    const Bf16 g = aie::load_v<lanes>(gate + i);
-    const Bf16 activated = aie::mul(as_f32(g), sigmoid(g)).to_vector<bfloat16>();
-    aie::store_v(out + i, aie::mul(activated, aie::load_v<lanes>(up + i)).to_vector<bfloat16>());
+    const Bf16 factor = activated(aie::load_v<lanes>(gate + i));
+    aie::store_v(out + i, aie::mul(factor, aie::load_v<lanes>(up + i)).to_vector<bfloat16>());
   }
 }
 }

@@ -1,5 +1,7 @@
 """out = silu(gate) * up, or gelu(gate) * up, bf16: the activation between the gate, up and down projections.
 
+Without an activation it is gate * up: the gates around a short convolution.
+
 Eight cores in a row (herd 8x1), each with its own share of the rows (or, for a vector, of the elements),
 streamed in runs: gate and up come in over a core's two input channels, out leaves over its output channel.
 Three L3 streams per core keep this at one row of cores. The compute is `silu_and_mul.cc`: silu in f32 from
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
-from aerie.kernel_builder.activations import GELU, SILU
+from aerie.kernel_builder.activations import GELU, NO_ACTIVATION, SILU
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from aerie.kernel_builder.spec import (
@@ -37,6 +39,8 @@ OPTIMIZE = OptLevel(
 )
 LANES = 16
 """Elements of one vector step of silu_and_mul.cc."""
+MACROS: Mapping[str, dict[str, str]] = {SILU: {}, GELU: {"GELU": "1"}, NO_ACTIVATION: {"NO_ACTIVATION": "1"}}
+"""What silu_and_mul.cc is built with, by activation."""
 RUN_LENGTH = 4096
 """Most elements of one DMA: three double-buffered runs take 48 KiB of L1."""
 
@@ -49,14 +53,17 @@ def build(
     *,
     device: DeviceModel = NPU2,
 ) -> KernelModule:
-    """gate, up and out are (rows, cols) bf16, or (cols,) where rows is None. activation: SILU or GELU.
+    """gate, up and out are (rows, cols) bf16, or (cols,) where rows is None. activation: SILU, GELU or
+    NO_ACTIVATION.
 
     cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by
     default the largest such number a row has. Raises IllegalShapeError.
     """
     require_multiple("swiglu", "cols", cols, LANES, "a core takes 16 elements at a time")
-    if activation not in (SILU, GELU):
-        raise IllegalShapeError(f"swiglu: activation={activation!r}; there are {SILU!r} and {GELU!r}")
+    if activation not in MACROS:
+        raise IllegalShapeError(
+            f"swiglu: activation={activation!r}; there are {', '.join(map(repr, MACROS))}"
+        )
     work, unit = (cols // LANES, "blocks of 16 elements") if rows is None else (rows, "rows")
     herd_x = cores("swiglu", unit, work, herd_x, device)
     shape = (cols,) if rows is None else (rows, cols)
@@ -80,7 +87,7 @@ def build(
 
 def _external(k: Kernel, run: int, activation: str) -> ExternalFunction:
     """silu_and_mul.cc under its own symbol for this activation and run length."""
-    buffer, macros = L1((run,), bf16), {} if activation == SILU else {"GELU": "1"}
+    buffer, macros = L1((run,), bf16), MACROS[activation]
     name = f"{activation.partition('_')[0]}_and_mul"
     return k.external(
         f"{name}_bf16_{run}",
@@ -95,17 +102,18 @@ def _external(k: Kernel, run: int, activation: str) -> ExternalFunction:
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The activation in f32, rounded to bf16; the product with up, rounded again."""
     gate, up = (arrays[name].astype(np.float64) for name in ("gate", "up"))
-    twice = gate
-    if parameters.get("activation", SILU) == GELU:
+    activation, twice = parameters.get("activation", SILU), gate
+    if activation == GELU:
         twice = np.sqrt(8 / np.pi) * (gate + 0.044715 * gate**3)
-    activated = (gate / (1 + np.exp(-twice))).astype(np.float32).astype(bf16.numpy)
+    factor = gate if activation == NO_ACTIVATION else gate / (1 + np.exp(-twice))
+    activated = factor.astype(np.float32).astype(bf16.numpy)
     return {"out": (activated.astype(np.float32) * up.astype(np.float32)).astype(bf16.numpy)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
     """Up to 64 rows (or a vector) of up to 1024 columns."""
     rows = int(rng.integers(1, 65)) if rng.random() < 0.75 else None
-    activation = str(rng.choice([SILU, GELU]))
+    activation = str(rng.choice([*MACROS]))
     return {"rows": rows, "cols": LANES * int(rng.integers(1, 65)), "activation": activation}
 
 
@@ -121,6 +129,8 @@ KERNEL = KernelSpec(
         {"rows": 16, "cols": 2048, "herd_x": 4},
         {"rows": 64, "cols": 768, "activation": GELU},
         {"rows": None, "cols": 2048, "activation": GELU},
+        {"rows": 8, "cols": 1024, "activation": NO_ACTIVATION},
+        {"rows": None, "cols": 1024, "activation": NO_ACTIVATION},
     ),
     tolerance=Tolerance(
         2.0**-6,

@@ -47,7 +47,24 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             "cols=7792 leaves 7792 for each of 1 cores, and L1 holds 6336 five times; use at most 50688",
         ),
     ],
+    "short_conv": [
+        ({"rows": 8, "cols": 40}, r"cols=40 is no positive multiple of 16 .*; use 32 or 48"),
+        ({"rows": 0, "cols": 16}, "rows=0 is no positive multiple of 1 .there must be a row.; use 1"),
+        (
+            {"rows": 8, "cols": 16, "taps": 0},
+            "taps=0 is no positive multiple of 1 .a result is made of a row",
+        ),
+        ({"rows": 8, "cols": 48, "herd_x": 8}, "cannot share 3 blocks of 16 elements .*; use 3"),
+        (
+            {"rows": 8, "cols": 16 * 487},
+            "cols=7792 leaves 7792 for each of 1 cores, and L1 holds 2880 with 3 taps; use at most 23040",
+        ),
+    ],
     "swiglu": [
+        (
+            {"rows": 8, "cols": 64, "activation": "relu"},
+            "activation='relu'; there are 'silu', 'gelu_pyt.*'none'",
+        ),
         ({"rows": 8, "cols": 100}, r"cols=100 is no positive multiple of 16 .*; use 96 or 112"),
         ({"rows": 20, "cols": 64, "herd_x": 8}, r"8 cores \(herd_x\) cannot share 20 rows .*; use 5"),
         ({"rows": None, "cols": 48, "herd_x": 2}, r"cannot share 3 blocks of 16 elements evenly .*; use 3"),
