@@ -38,6 +38,7 @@ SHAPE_HELP = {
     "qk_norm_spans_heads": "queries and keys are normalised over all heads together, as in OLMo 2",
     "norm_round_once": "RMSNorms round after the product with the weight alone, as in OLMo 2",
     "norm_weight_offset": "what RMSNorms add to their weights, 0 or 1",
+    "conv_taps": "rows that a short convolution reads, in layers that have one; 0: none has",
 }
 """What each field of a ModelShape is, for the help."""
 

@@ -1,5 +1,7 @@
 """The six programs of a Llama-class model: their arguments, and their launches as tables of steps.
 
+A model with short convolutions has four more, for the layers that have no attention.
+
 Prefill works on the rows of a whole prompt, decode on one token. What a layer does before and after attention
 is the same in both, and described once: `rows` is the compiled prompt length (prefill, matrices, GEMMs) or
 None (decode, vectors, GEMVs). Attention is a program in prefill, and the host's work in decode. The programs
@@ -28,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from aerie.kernel_builder.activations import NO_ACTIVATION
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
 from aerie.multi_launch_builder.program import CompileOption, LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS, ModelShape, padded_vocab_size
@@ -267,6 +270,65 @@ def _residual_steps(
     return (norm, add) if shape.norm_after else (add,)
 
 
+def plan_before_conv(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
+    """RMSNorm, three projections, and the gate before a short convolution, five launches: x -> gated, conv_c.
+
+    `gated` is what the convolution reads: the host keeps a row of it for each position. The third projection
+    is the gate behind the convolution.
+    """
+    emb = shape.emb_dim
+    activation = _activation(rows, emb)
+    arguments = bf16_table(
+        ("x", activation, Role.INPUT),
+        *_before_arguments(shape, rows, "attn"),
+        *((f"w_{of}", (emb, emb), Role.WEIGHT) for of in CONV_PROJECTIONS),
+        ("conv_b", activation, Role.INTERMEDIATE),
+        ("conv_x", activation, Role.INTERMEDIATE),
+        ("conv_c", activation, Role.OUTPUT),
+        ("gated", activation, Role.OUTPUT),
+    )
+    steps = (
+        _norm("rms_norm", rows, shape, "x", "attn_norm"),
+        *(_projection(of, rows, emb, emb, "normed", f"w_{of}", of) for of in CONV_PROJECTIONS),
+        _gate("conv_gate", shape, rows, "conv_b", "conv_x", "gated"),
+    )
+    return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
+
+
+CONV_PROJECTIONS = ("conv_b", "conv_c", "conv_x")
+"""B, C and x of a short convolution: y = C conv(B x)."""
+
+
+def plan_conv(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
+    """A short convolution and the gate behind it, two launches: conv_rows, conv_c -> attn_out.
+
+    conv_rows: each row of `gated` after the rows before it that the convolution reads, the oldest first. The
+    result is named as that of attention, whose place it takes.
+    """
+    activation = _activation(rows, shape.emb_dim)
+    lead = () if rows is None else (rows,)
+    arguments = bf16_table(
+        ("conv_rows", (*lead, shape.conv_taps, shape.emb_dim), Role.INPUT),
+        ("w_conv", (shape.conv_taps, shape.emb_dim), Role.WEIGHT),
+        ("conv", activation, Role.INTERMEDIATE),
+        ("conv_c", activation, Role.INPUT),
+        ("attn_out", activation, Role.OUTPUT),
+    )
+    sizes = {"rows": rows, "cols": shape.emb_dim, "taps": shape.conv_taps}
+    wiring = {"rows": "conv_rows", "weight": "w_conv", "out": "conv"}
+    steps = (
+        LaunchPlan("conv", "short_conv", sizes, wiring),
+        _gate("conv_output", shape, rows, "conv_c", "conv", "attn_out"),
+    )
+    return ProgramPlan(name or kind, arguments, steps, (), kind, rows or 1)
+
+
+def _gate(label: str, shape: ModelShape, rows: int | None, gate: str, x: str, out: str) -> LaunchPlan:
+    """out = gate * x."""
+    parameters = {"rows": rows, "cols": shape.emb_dim, "activation": NO_ACTIVATION}
+    return LaunchPlan(label, "swiglu", parameters, {"gate": gate, "up": x, "out": out})
+
+
 def plan_attention_output(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
     """Output projection of a device's heads, one launch: attn_out -> proj, its part of a sum."""
     arguments = bf16_table(*_output_arguments(shape, rows, Role.OUTPUT))
@@ -377,6 +439,14 @@ PLANS: dict[str, Callable[[ModelShape, int], ProgramPlan]] = {
     "lm_head_gemv": lambda shape, _: plan_lm_head("lm_head_gemv", shape, None),
 }
 """Every program by name: from the model's shape and the compiled prompt length to its plan."""
+CONV_PLANS: dict[str, Callable[[ModelShape, int], ProgramPlan]] = {
+    "rms_gemms_gate": lambda shape, seq_len: plan_before_conv("rms_gemms_gate", shape, seq_len),
+    "short_conv": lambda shape, seq_len: plan_conv("short_conv", shape, seq_len),
+    "rms_gemv_gate": lambda shape, _: plan_before_conv("rms_gemv_gate", shape, None),
+    "short_conv_row": lambda shape, _: plan_conv("short_conv_row", shape, None),
+}
+"""Those of layers with a short convolution in place of attention, in models that have such layers. The output
+projection and the FFN are the same in both."""
 
 
 def plan_programs(
@@ -387,7 +457,8 @@ def plan_programs(
     Raises ValueError for an unknown name in `only`. Does not check that the kernels accept the shape
     (`shape_limits` does).
     """
-    unknown = sorted(set(only or ()) - set(PLANS))
+    plans = PLANS | (CONV_PLANS if shape.conv_taps else {})
+    unknown = sorted(set(only or ()) - set(plans))
     if unknown:
-        raise ValueError(f"no program named '{unknown[0]}'; there are: {', '.join(PLANS)}")
-    return {name: plan(shape, seq_len) for name, plan in PLANS.items() if only is None or name in only}
+        raise ValueError(f"no program named '{unknown[0]}'; there are: {', '.join(plans)}")
+    return {name: plan(shape, seq_len) for name, plan in plans.items() if only is None or name in only}

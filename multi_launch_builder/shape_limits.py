@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder import gemm_tiles
-from aerie.kernel_builder.kernels import bias_add, flash_attention, gemv, rms_norm, rope
+from aerie.kernel_builder.kernels import bias_add, flash_attention, gemv, rms_norm, rope, short_conv
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
 
 
@@ -90,6 +90,8 @@ def check_shape(shape: ModelShape, device: DeviceModel = NPU2) -> None:
         _check_norm_of_heads(shape, device)
     if shape.qkv_bias:
         _check_bias(shape, device)
+    if shape.conv_taps:
+        _check_conv(shape, device)
     if not shape.rms_norm_eps > 0:
         raise UnsupportedShapeError(
             f"rms_norm_eps={shape.rms_norm_eps} is not positive, so a row of zeros would divide by zero",
@@ -116,6 +118,28 @@ def _check_bias(shape: ModelShape, device: DeviceModel) -> None:
                 f"and a core holds {max_columns}",
                 f"legal is what {device.columns} cores share, up to {max_columns * device.columns}",
             )
+
+
+def _check_conv(shape: ModelShape, device: DeviceModel) -> None:
+    if shape.conv_taps < 0:
+        raise UnsupportedShapeError(
+            f"conv_taps={shape.conv_taps} is negative; a convolution reads its own row at least",
+            "0 stands for a model without convolutions",
+        )
+    if shape.q_dim != shape.emb_dim:
+        raise UnsupportedShapeError(
+            f"n_heads * head_dim={shape.q_dim} is not emb_dim={shape.emb_dim}, and layers with a short "
+            "convolution share the output projection's program with those with attention",
+            f"the nearest legal value is {shape.emb_dim}",
+        )
+    share = short_conv.core_columns(shape.emb_dim, device)
+    max_columns = short_conv.max_core_columns(shape.conv_taps, device)
+    if share > max_columns:
+        raise UnsupportedShapeError(
+            f"emb_dim={shape.emb_dim} divides into shares of {share} for the cores of a convolution of "
+            f"{shape.conv_taps} taps, and a core holds {max_columns}",
+            f"legal is what {device.columns} cores share, up to {max_columns * device.columns}",
+        )
 
 
 def check_seq_len(seq_len: int, device: DeviceModel = NPU2) -> None:

@@ -49,7 +49,8 @@ class ModelShape:
     alone). qk_norm_spans_heads: the norms of queries and keys take all heads together, with a weight for each
     element (OLMo 2). norm_round_once, norm_weight_offset: the form of all RMSNorms, as
     kernel_builder/kernels/rms_norm.py has it. activation: of the FFN's gate,
-    SILU or GELU.
+    SILU or GELU. conv_taps: rows that a short convolution reads, which some layers have in place of attention
+    (LFM2); 0 means that no layer has one.
     """
 
     emb_dim: int
@@ -70,6 +71,7 @@ class ModelShape:
     qk_norm_spans_heads: bool = False
     norm_round_once: bool = False
     norm_weight_offset: int = 0
+    conv_taps: int = 0
 
     @property
     def norm_parameters(self) -> dict[str, float]:

@@ -4,11 +4,14 @@
     cached_attn_ar{n}_cl{m}   q_roped, keys, values, mask -> attn_out
     o_ffn_ar{n}               attn_out, x -> x_next                     as o_ffn
     lm_head_ar{n}             x -> logits_0..7                          as lm_head_gemv, of 8, 16 or 32 rows
+    rms_gemms_gate_ar{n}      x -> gated, conv_c                        in layers with a short convolution
+    short_conv_ar{n}          conv_rows, conv_c -> attn_out
     o_ar{n}, ffn_ar{n}        attn_out -> proj, res1 -> down            o_ffn on one of several devices
 
-The last two stand in the place of `o_ffn_ar{n}` where a model is shared out: each device makes its part of a
-sum, and the host adds them up. Their shape, and that of the others then, is of the heads and the part of the
-FFN's width that the device has.
+The two of a convolution stand in the place of the first two in layers without attention: between them the
+host keeps the rows of `gated`, and gathers those that each row reads. The last two stand in the place of
+`o_ffn_ar{n}` where a model is shared out: each device makes its part of a sum, and the host adds them up.
+Their shape, and that of the others then, is of the heads and the part of the FFN's width that the device has.
 
 Between the first and the second the host writes k_roped and v into the cache, at the positions of their rows.
 Only attention knows of the context, so the other programs of n rows are shared by all contexts; and weights
@@ -127,6 +130,12 @@ PLANS: dict[str, Callable[[ModelShape, int, int], ProgramPlan]] = {
     "o_ffn": lambda shape, rows, _: programs.plan_after_attention(
         "o_ffn", shape, rows, program_name("o_ffn", rows)
     ),
+    "rms_gemms_gate": lambda shape, rows, _: programs.plan_before_conv(
+        "rms_gemms_gate", shape, rows, program_name("rms_gemms_gate", rows)
+    ),
+    "short_conv": lambda shape, rows, _: programs.plan_conv(
+        "short_conv", shape, rows, program_name("short_conv", rows)
+    ),
     "o": lambda shape, rows, _: programs.plan_attention_output("o", shape, rows, program_name("o", rows)),
     "ffn": lambda shape, rows, _: programs.plan_ffn("ffn", shape, rows, program_name("ffn", rows)),
     "lm_head": lambda shape, rows, _: programs.plan_lm_head(
@@ -138,6 +147,8 @@ CONTEXT_KINDS = frozenset({"cached_attn"})
 """Kinds that are built for a context; the others serve all contexts."""
 ONE_ROW_KINDS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
 """The programs of AR-1."""
+CONV_ROW_KINDS = ("rms_gemv_gate", "short_conv_row")
+"""Those of AR-1 in layers with a short convolution, besides the last two of ONE_ROW_KINDS."""
 
 
 def program_name(kind: str, rows: int, context: int = 0) -> str:
@@ -168,6 +179,8 @@ LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o_ffn")
 """The kinds that take rows through a layer."""
 PARALLEL_LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o", "ffn")
 """The same on one of several devices: after each of the last two, the results of all devices are summed."""
+CONV_LAYER_KINDS = ("rms_gemms_gate", "short_conv", "o_ffn")
+"""The kinds that take rows through a layer with a short convolution."""
 
 
 def plan_variant_programs(
@@ -185,9 +198,10 @@ def plan_variant_programs(
 
 def _plans_of(shape: ModelShape, variant: Variant, layer: Sequence[str]) -> Iterator[ProgramPlan]:
     if variant.rows == 1:
-        yield from programs.plan_programs(shape, variant.context, ONE_ROW_KINDS).values()
+        kinds = (*ONE_ROW_KINDS, *(CONV_ROW_KINDS if shape.conv_taps else ()))
+        yield from programs.plan_programs(shape, variant.context, kinds).values()
         return
-    for kind in layer:
+    for kind in dict.fromkeys((*layer, *(CONV_LAYER_KINDS if shape.conv_taps else ()))):
         yield PLANS[kind](shape, variant.rows, variant.context)
     for rows in dict.fromkeys((LM_HEAD_ROWS[0], variant.rows)):
         if rows in LM_HEAD_ROWS:

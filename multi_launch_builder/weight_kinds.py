@@ -19,6 +19,8 @@ from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 MATRICES: Mapping[str, Sequence[str]] = {
     "rms_gemms_rope": ("wq", "wk", "wv"),
     "rms_gemv_rope": ("wq", "wk", "wv"),
+    "rms_gemms_gate": ("w_conv_b", "w_conv_c", "w_conv_x"),
+    "rms_gemv_gate": ("w_conv_b", "w_conv_c", "w_conv_x"),
     "o_ffn": ("wo", "w_gate", "w_up", "w_down"),
     "o_gemv_ffn": ("wo", "w_gate", "w_up", "w_down"),
     "o": ("wo",),
@@ -53,12 +55,6 @@ class WeightKinds:
     def name(self, program: str, layer: int = 0) -> str:
         """The name of a program, given without kinds, for the weights of a layer."""
         return name_with_kinds(program, self.of_layer(layer))
-
-    def names(self, program: str) -> list[str]:
-        """The names that a program has for all layers, each once; a name with kinds stands for itself."""
-        if split_name(program)[1]:
-            return [program]
-        return [*dict.fromkeys(self.name(program, layer) for layer in range(max(1, len(self.layers))))]
 
 
 def name_with_kinds(program: str, kinds: Kinds) -> str:

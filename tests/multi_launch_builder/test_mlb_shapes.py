@@ -76,6 +76,19 @@ def test_known_shapes_are_legal(shape):
             "n_heads * head_dim=26048 divides into shares of 6512 for the cores that add its bias, and "
             "a core holds 6336; legal is what 8 cores share, up to 50688",
         ),
+        (
+            {"conv_taps": -1},
+            "conv_taps=-1 is negative; a convolution reads its own row at least; 0 stands for",
+        ),
+        (
+            {"conv_taps": 3, "n_heads": 8},
+            "n_heads * head_dim=512 is not emb_dim=256, and layers with a short convolution share the output",
+        ),
+        (
+            {"conv_taps": 1000},
+            "emb_dim=256 divides into shares of 32 for the cores of a convolution of 1000 taps, and a core "
+            "holds 0; legal is what 8 cores share, up to 0",
+        ),
         ({"vocab_size": 0}, "vocab_size=0 is not positive"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0 is not positive"),
     ],
@@ -158,7 +171,15 @@ def olmo2_shape(*sizes):
     return dataclasses.replace(model_shape(*sizes), **places, norm_round_once=True)
 
 
+def lfm2_shape(*sizes):
+    return dataclasses.replace(model_shape(*sizes), qk_norm=True, conv_taps=3)
+
+
 PUBLISHED = {
+    "LFM2-350M": lfm2_shape(1024, 16, 8, 64, 4608, 65536),
+    "LFM2-700M": lfm2_shape(1536, 24, 8, 64, 6912, 65536),
+    "LFM2-1.2B": lfm2_shape(2048, 32, 8, 64, 8192, 65536),
+    "LFM2-2.6B": lfm2_shape(2048, 32, 8, 64, 10752, 65536),
     "Llama-3.2-3B": model_shape(3072, 24, 8, 128, 8192, 128256),
     "Llama-3.1-8B": model_shape(4096, 32, 8, 128, 14336, 128256),
     "Llama-3.1-70B": model_shape(8192, 64, 8, 128, 28672, 128256),
@@ -192,6 +213,8 @@ PUBLISHED = {
 }
 """Sizes from the config.json files of these models."""
 BUILT = (
+    "LFM2-350M",
+    "LFM2-2.6B",
     "Llama-2-13B",
     "Llama-3.1-70B",
     "Mistral-Nemo-12B",
