@@ -109,7 +109,12 @@ class Source:
             original = self.rope["original_max_position_embeddings"]
             of_model["rope.scaling.original_context_length"] = original
             of_model["rope.scaling.attn_factor"] = self.rope["attention_factor"]
-        of_model["attention.layer_norm_rms_epsilon"] = float(self.config["rms_norm_eps"])
+        eps = self.config.get("norm_eps") or self.config["rms_norm_eps"]
+        of_model["attention.layer_norm_rms_epsilon"] = float(eps)
+        if "conv_L_cache" in self.config:  # 0 heads in a layer with a convolution (conversion/lfm2.py)
+            heads, kinds = self.config["num_key_value_heads"], self.config["layer_types"]
+            of_model["attention.head_count_kv"] = [heads * (kind != "conv") for kind in kinds]
+            of_model["shortconv.l_cache"] = self.config["conv_L_cache"]
         of_model["rope.freq_base"] = float(self.rope["rope_theta"])
         if self.rope["rope_type"] in ("linear", "yarn"):
             of_model["rope.scaling.type"] = self.rope["rope_type"]
@@ -154,7 +159,7 @@ class Source:
                 values = permuted(values, count)
             in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert in_file, name
-            found[in_file] = values
+            found[in_file] = values.squeeze(1) if values.ndim == 3 else values
         for name in ("long", "short") if self.rope["rope_type"] == "longrope" else ():
             found[f"rope_factors_{name}.weight"] = np.array(self.rope[f"{name}_factor"], np.float32)
         if self.rope["rope_type"] == "llama3":

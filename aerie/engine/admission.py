@@ -294,6 +294,6 @@ class Admission:
             return False
         config = self.model.kv_config
         own = sequence.length - PAGE_SIZE * sum(map(self.pool.manager.is_shared, sequence.pages))
-        weights = bf16.itemsize * config.num_hidden_layers * config.layer_parameters
+        weights = bf16.itemsize * config.layers_parameters
         copied = 4 * len(sequence.pages) * page_bytes(config)  # read and written, twice
         return copied < weights * -(-own // MAX_RUNNING_REQUESTS)

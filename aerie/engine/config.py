@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
 from aerie.engine.layer_masks import LayerMasks, layer_masks
+from aerie.engine.layer_states import LayerStates
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.numerics import bf16
 from aerie.engine.pooling import TextRoles
@@ -34,6 +36,10 @@ MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 14
 MAX_TOKENS = 1 << 24
 MAX_POSITIONS = 1 << 30
+MAX_TAPS = 64
+
+CONV_TAPS = 3
+"""`conv_L_cache` where config.json does not say it."""
 
 
 LIMITS = {
@@ -58,7 +64,8 @@ class ModelConfig:
     `layers_with_window`, its own included; None means all, in all layers. diffusion: None for an
     autoregressive model. draft_mask_id: the token in place of each further draft, of a model that drafts
     several in one pass. weight_kinds: of its matrices on the device. roles: what it is beside, or in place
-    of, a model that answers.
+    of, a model that answers. layers_with_conv: by number, those with a short convolution of `conv_taps` rows
+    in place of attention.
     """
 
     vocab_size: int
@@ -87,6 +94,8 @@ class ModelConfig:
     weight_kinds: WeightKinds = field(default_factory=WeightKinds)
     max_positions: int | None = None
     roles: TextRoles = field(default_factory=TextRoles, repr=False)  # keys and values are the same without
+    layers_with_conv: frozenset[int] = frozenset()
+    conv_taps: int = 0
 
     def with_max_positions(self, most: int | None) -> ModelConfig:
         """The config of a session with at most so many positions. With more than longrope's original length
@@ -139,6 +148,21 @@ class ModelConfig:
         return tuple(int(layer in other) for layer in range(self.num_hidden_layers))
 
     @property
+    def layers_with_attention(self) -> tuple[int, ...]:
+        """The layers that keep keys and values, in order."""
+        return tuple(one for one in range(self.num_hidden_layers) if one not in self.layers_with_conv)
+
+    @property
+    def states(self) -> LayerStates:
+        """What layers without attention keep of each position."""
+        reach = self.conv_taps - 1 if self.layers_with_conv else 0
+        return LayerStates(tuple(sorted(self.layers_with_conv)), self.hidden_size, reach)
+
+    def layer_tensors(self, layer: int) -> Mapping[str, str]:
+        """The tensors of a layer: names in the checkpoint by the names of the programs' arguments."""
+        return self.family.conv_tensors if layer in self.layers_with_conv else self.family.tensors
+
+    @property
     def masks(self) -> LayerMasks:
         """The windows of the layers."""
         return layer_masks(self.num_hidden_layers, self.sliding_window, self.layers_with_window)
@@ -165,6 +189,7 @@ class ModelConfig:
             qk_norm_spans_heads=self.family.qk_norm_spans_heads,
             norm_round_once=self.family.norm_round_once,
             norm_weight_offset=self.family.norm_weight_offset,
+            conv_taps=self.conv_taps if self.layers_with_conv else 0,
         )
 
     def with_layers(self, layers: int) -> ModelConfig:
@@ -183,15 +208,30 @@ class ModelConfig:
             windowed = frozenset([layers - 1])
         elif len(windowed) == layers > 1 and len(self.layers_with_window) < self.num_hidden_layers:
             windowed -= {layers - 1}
+        conv = frozenset(
+            layer for layer in range(layers) if layer % self.num_hidden_layers in self.layers_with_conv
+        )
+        if len(conv) == layers > 0:
+            conv -= {layers - 1}
         return replace(
-            self, num_hidden_layers=layers, layers_without_rope=without, layers_with_window=windowed
+            self,
+            num_hidden_layers=layers,
+            layers_without_rope=without,
+            layers_with_window=windowed,
+            layers_with_conv=conv,
         )
 
     @property
     def layer_parameters(self) -> int:
-        """Number of weight elements of a layer's matrix products."""
+        """Number of weight elements of the matrix products of a layer with attention."""
         heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
         return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+
+    @property
+    def layers_parameters(self) -> int:
+        """Number of weight elements of the matrix products of all layers."""
+        conv = self.hidden_size * (4 * self.hidden_size + 3 * self.intermediate_size)
+        return len(self.layers_with_attention) * self.layer_parameters + len(self.layers_with_conv) * conv
 
     @property
     def default_seq_len(self) -> int:
@@ -224,21 +264,22 @@ def load_config(folder: Path) -> ModelConfig:
     window = _window(config, family)
     without_rope = _layers_without_rope(config, family, layers)
     windowed = _layers_with_window(config, family, layers, without_rope) if window else frozenset()
+    conv, taps = _layers_with_conv(config, family, layers)
     if family.has_partial_rotary:
         part = _rotary_part(config, rope, head_dim)
         rope = ConfigReader(rope.path, {k: v for k, v in rope.entries.items() if k != ROTARY_PART})
     roles = read_roles(folder, config, family)
-    tied = config.flag("tie_word_embeddings", default=family.tied)
+    tied = _is_tied(config, family)
     return ModelConfig(
         vocab_size=config.positive_int("vocab_size", most=MAX_TOKENS),
         hidden_size=hidden,
-        intermediate_size=config.positive_int("intermediate_size", most=MAX_WIDTH),
+        intermediate_size=_intermediate_size(config, family),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=_kv_heads(config, family, heads),
         head_dim=head_dim,
         max_position_embeddings=positions,
-        rms_norm_eps=config.number("rms_norm_eps", default=family.rms_norm_eps),
+        rms_norm_eps=config.number(family.norm_eps_entry, default=family.rms_norm_eps),
         rope_theta=rope.number("rope_theta", default=family.rope_theta),
         rope_scaling=read_rule(rope, int(head_dim * part), positions),
         partial_rotary_factor=part,
@@ -254,7 +295,50 @@ def load_config(folder: Path) -> ModelConfig:
         diffusion=read_diffusion(config, family.diffusion),
         draft_mask_id=_draft_mask_id(config),
         roles=roles,
+        layers_with_conv=conv,
+        conv_taps=taps,
     )
+
+
+def _is_tied(config: ConfigReader, family: ModelFamily) -> bool:
+    """Whether the embeddings are the LM head too; LFM2's own files have another name for it."""
+    tied = config.flag("tie_word_embeddings", default=family.tied)
+    return config.flag("tie_embedding", default=tied) if family.conv_tensors else tied
+
+
+def _layers_with_conv(config: ConfigReader, family: ModelFamily, layers: int) -> tuple[frozenset[int], int]:
+    """The layers with a short convolution, and the rows that it reads: those that `layer_types` says, else
+    all that `full_attn_idxs` does not name."""
+    if not family.conv_tensors:
+        return frozenset(), 0
+    kinds, attending = config.items("layer_types"), config.items("full_attn_idxs")
+    if not kinds and attending:
+        kinds = [FULL if layer in attending else CONV for layer in range(layers)]
+    conv = frozenset(layer for layer, kind in enumerate(kinds[:layers]) if kind == CONV)
+    if kinds and (len(kinds) < layers or len(conv) == layers):
+        raise ConfigError(
+            f"{config.path}: layer_types has {len(kinds)} entries for {layers} layers, {len(conv)} of them "
+            f"{CONV!r}; each layer needs one, and one layer at least {FULL!r}: fetch it again"
+        )
+    return conv, config.positive_int("conv_L_cache", default=CONV_TAPS, most=MAX_TAPS)
+
+
+def _intermediate_size(config: ConfigReader, family: ModelFamily) -> int:
+    """The FFN's width. Some families say it before two thirds are taken of it and rounded up, as
+    transformers' Lfm2MLP does."""
+    entry = "block_ff_dim" if family.adjusts_ffn and config.get("block_ff_dim") else "intermediate_size"
+    width = config.positive_int(entry, most=MAX_WIDTH)
+    if not family.adjusts_ffn or not config.flag("block_auto_adjust_ff_dim", default=True):
+        return width
+    factor = config.number("block_ffn_dim_multiplier", default=1.0)
+    step = config.positive_int("block_multiple_of", default=256, most=MAX_WIDTH)
+    width = -(-int(factor * int(2 * width / 3)) // step) * step
+    if not 0 < width <= MAX_WIDTH:
+        raise ConfigError(
+            f"{config.path}: the FFN's width, from {entry} and block_ffn_dim_multiplier, is {width}; it must "
+            f"be 1 to {MAX_WIDTH}: fetch it again"
+        )
+    return width
 
 
 def _draft_mask_id(config: ConfigReader) -> int | None:
@@ -391,7 +475,7 @@ def _multipliers(config: ConfigReader, family: ModelFamily, head_dim: int) -> Mu
     )
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
 """Kinds of layers in `layer_types`, and in `rope_parameters` where it has RoPE by kind of layer."""
 
 

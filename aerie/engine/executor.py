@@ -16,16 +16,16 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from aerie.engine.communication import check_ranks_agree
+from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, embed, ids_only
 from aerie.engine.errors import NoVariantError
 from aerie.engine.forward_passes import BatchLayout, ImmediateCalls, OnProgram, RowsPass, TokenPass
 from aerie.engine.gathered_cache import GatheredCache
 from aerie.engine.head import logits_rows
 from aerie.engine.kv_cache import causal
-from aerie.engine.layer_masks import LayerMasks, MaskRule
+from aerie.engine.layer_masks import MaskRule
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.page_manager import PAGE_SIZE
 from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
 from aerie.engine.variant_set import MAX_TAIL_ROWS, ROWS
@@ -184,8 +184,8 @@ class Executor:
         token_pass = self._token_pass
         if not (token_pass and token_pass.can_reuse_for(self._model, visible)):
             token_pass = self._token_pass = TokenPass(self._model, self._pool, visible)
-        pool_position = sequence.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
-        return token_pass(ids_only(scheduled.tokens)[0], position, pool_position, visible)
+        reads = sequence.state_positions(position, 1, self._model.config.states.reach)
+        return token_pass(ids_only(scheduled.tokens)[0], position, reads, visible)
 
     def _run(self, scheduled: Sequence[ScheduledTokens], on_program: OnProgram | None) -> list[Row]:
         """Run tokens in rows; prompts of the six programs one after the other."""
@@ -228,12 +228,12 @@ class Executor:
         for tokens in scheduled:
             tokens.sequence.reserve(len(tokens.tokens))
         if model.seq_len:
-            rows = _batch_layout(scheduled, [0], step.variant, 0, 1, model.mask, model.config.masks)
+            rows = _batch_layout(scheduled, [0], step.variant, 0, 1, model.mask, model.config)
         else:
             ends = {one.sequence: one.sequence.length + len(one.tokens) for one in scheduled}
             bases = self._cache.gather(ends, step.context)
-            block, masks = self.diffusion_block, model.config.masks
-            rows = _batch_layout(scheduled, bases, step.variant, step.context, block, model.mask, masks)
+            block, config = self.diffusion_block, model.config
+            rows = _batch_layout(scheduled, bases, step.variant, step.context, block, model.mask, config)
         with model.host_timer("embedding"):
             x = embed(model.embed_table, [token for tokens in scheduled for token in tokens.run_tokens])
         tail = self._tail_for(scheduled, step)
@@ -276,7 +276,7 @@ class Executor:
         """The programs of a step."""
         yield from self._model.variant_set.call_programs(step)
         if tail:
-            yield from self._model.variant_set.call_programs(tail)[1:]
+            yield from self._model.variant_set.call_programs(tail, is_tail=True)
 
     def _pass(
         self,
@@ -312,17 +312,18 @@ def _batch_layout(
     context: int,
     block: int,
     mask: MaskRule,
-    masks: LayerMasks,
+    config: ModelConfig,
 ) -> BatchLayout:
     """The positions of these rows. bases: where each sequence starts in the gathered cache. width, context:
     of the variant.
 
     block: positions that attend to each other, aligned to a multiple of it, beside all positions before them.
-    For `block` 1 the rule is `mask`. masks: what layers hide by their windows.
+    For `block` 1 the rule is `mask`. config: has the windows, and what layers keep of a sequence.
     """
+    masks, reach = config.masks, config.states.reach
     positions = np.zeros(width, np.int64)
     visible = np.zeros((len(masks.windows), width, context), bool)
-    cache_positions, pool_positions, output_rows, row = [], [], [], 0
+    cache_positions, pool_positions, output_rows, state_positions, row = [], [], [], [], 0
     for tokens, base in zip(scheduled, bases, strict=True):
         first, end = tokens.first_position, tokens.sequence.length + len(tokens.tokens)
         rows = slice(row, row + end - first)
@@ -337,10 +338,13 @@ def _batch_layout(
             visible[:, rows, base : base + end] = masks.visible(seen, positions[rows])
         cache_positions.append(base + positions[rows])
         pool_positions.append(tokens.sequence.pool_positions(first, end - first))
+        state_positions.append(tokens.sequence.state_positions(first, end - first, reach))
         output_rows.append(np.arange(rows.stop - tokens.logits_count, rows.stop))
         row = rows.stop
     return BatchLayout(
-        positions, visible, *map(np.concatenate, (cache_positions, pool_positions, output_rows))
+        positions,
+        visible,
+        *map(np.concatenate, (cache_positions, pool_positions, output_rows, state_positions)),
     )
 
 

@@ -15,6 +15,7 @@ from aerie.engine.attention import CacheAttention, NewKVRows
 from aerie.engine.call_costs import CallCosts
 from aerie.engine.communication import all_reduce_sum
 from aerie.engine.kv_cache import Layers
+from aerie.engine.layer_states import StateRows
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.page_pool import PagePool
@@ -29,6 +30,8 @@ OnProgram: TypeAlias = "Callable[[str], None]"
 """Called with the kind of every program that has run."""
 ROPE_ROWS, MASK = "rope_rows", "mask"
 """Inputs of the programs of rows that depend on positions."""
+CONV_ROWS = "conv_rows"
+"""The rows of a state that a short convolution reads."""
 
 
 class CallSink(Protocol):
@@ -73,16 +76,24 @@ class LayerCalls:
         call: VariantCall,
         kv_layout: KVLayout,
         calls: CallSink,
+        states: StateRows,
         with_keys_before_rope: bool = False,
     ) -> None:
         self._model, self._layers, self._slot, self._calls = model, kv_layout.layers, kv_layout.slot, calls
         self._with_keys_before_rope = with_keys_before_rope
-        self._names = model.variant_set.call_programs(call)
+        self._states, self._call = states, call
         self._last, self._masks = model.config.num_hidden_layers - 1, model.config.masks
-        self._width, self._context = call.variant, call.context
-        names = map(model.config.weight_kinds.name, self._names)
+        self._width = call.variant
+        layers = range(self._last + 1)
+        names = dict.fromkeys(
+            model.config.weight_kinds.name(name, layer)
+            for layer in layers
+            for name in model.layer_programs(call, layer)
+        )
         loaded = (model.programs[name] for name in names if name in model.programs)
-        arguments = itertools.chain.from_iterable(program.arguments for program in loaded)
+        arguments = [*itertools.chain.from_iterable(program.arguments for program in loaded)]
+        conv_rows = {each.name: each for each in arguments}.get(CONV_ROWS)
+        self._conv_rows = np.zeros(conv_rows.shape, bf16) if conv_rows else None
         self._inputs = {
             (argument.name, table): np.empty(argument.shape, argument.dtype.numpy)
             for argument in arguments
@@ -104,12 +115,19 @@ class LayerCalls:
                 else pack_bits(visible[number])
             )
 
+    def _programs(self, layer: int) -> list[Program]:
+        """The programs of a layer, in order."""
+        names = self._model.layer_programs(self._call, layer)
+        return [self._model.program(name, layer) for name in names]
+
     def project(
-        self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped",)
+        self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped", "conv_c")
     ) -> Arrays:
-        """Compute queries, keys and values of a layer, and store keys and values in the cache with
-        `store`."""
-        program = self._model.program(self._names[0], layer)
+        """Compute queries, keys and values of a layer, and store keys and values in the cache with `store`;
+        or what a short convolution reads, and store that in the layer's state."""
+        program = self._programs(layer)[0]
+        if layer in self._model.config.layers_with_conv:
+            return self._project_conv(program, layer, x, on_device)
         key, inputs = buffer_set(program, layer), self._inputs_of(program, layer)
         keys_before_rope, outputs = (
             outputs_with_raw_keys(program) if self._with_keys_before_rope else ("", None)
@@ -126,10 +144,35 @@ class LayerCalls:
             self._calls.host("KV cache write", work)
         return outputs_by_name
 
+    def _project_conv(self, program: Program, layer: int, x: BF16Array, on_device: Collection[str]) -> Arrays:
+        stays, key = {"conv_c"} & {*on_device}, buffer_set(program, layer)
+        outputs = self._calls.run(program, bo_key=key, on_device=stays, x=x)
+        store = self._states.store(self._model.state_index(layer), outputs.pop("gated"))
+        self._calls.host("state write", store)
+        return outputs
+
+    def _convolve(self, program: Program, layer: int, projected: Arrays) -> BF16Array:
+        """A short convolution of the rows of the layer's state, and the gate behind it."""
+        assert self._conv_rows is not None
+        self._calls.host("state read", self._states.gather(self._model.state_index(layer), self._conv_rows))
+        inputs = {CONV_ROWS: self._conv_rows, "conv_c": projected["conv_c"]}
+        key = buffer_set(program, layer)
+        return self._calls.run(program, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
+
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
-        """Compute attention, output projection and FFN of a layer. x: the layer's input. projected: the
-        result of `project`."""
-        attention, *after = (self._model.program(name, layer) for name in self._names[1:])
+        """Compute attention or a short convolution, output projection and FFN of a layer. x: the layer's
+        input. projected: the result of `project`."""
+        _, attention, *after = self._programs(layer)
+        if layer in self._model.config.layers_with_conv:
+            attended = self._convolve(attention, layer, projected)
+        else:
+            attended = self._attend(attention, layer, projected)
+        if len(after) > 1:
+            return self._attend_in_parts(layer, x, attended, *after)
+        on_device, key = () if layer == self._last else ("x_next",), buffer_set(after[0], layer)
+        return self._calls.run(after[0], bo_key=key, on_device=on_device, x=x, attn_out=attended)["x_next"]
+
+    def _attend(self, attention: Program, layer: int, projected: Arrays) -> BF16Array:
         inputs = {"q_roped": projected["q_roped"], **self._inputs_of(attention, layer)}
         key = buffer_set(attention, layer)
         if MASK in inputs:
@@ -137,11 +180,7 @@ class LayerCalls:
             key = self._model.buffer_names.key(attention, layer, self._slot)
         else:
             inputs |= projected
-        attended = self._calls.run(attention, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
-        if len(after) > 1:
-            return self._attend_in_parts(layer, x, attended, *after)
-        on_device, key = () if layer == self._last else ("x_next",), buffer_set(after[0], layer)
-        return self._calls.run(after[0], bo_key=key, on_device=on_device, x=x, attn_out=attended)["x_next"]
+        return self._calls.run(attention, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
 
     def _attend_in_parts(
         self, layer: int, x: BF16Array, attended: BF16Array, output: Program, ffn: Program
@@ -192,7 +231,8 @@ class RowsPass:
         self._recording = calls if isinstance(calls, Recording) else None
         self._cache_rows = NewKVRows(cache.layers) if cache.layers else None
         self._pool_rows = NewKVRows(pool.layers, pool.keys_before_rope)
-        self._rows = LayerCalls(model, call, cache, calls, bool(pool.keys_before_rope))
+        self._states = StateRows(pool.states)
+        self._rows = LayerCalls(model, call, cache, calls, self._states, bool(pool.keys_before_rope))
         self._last = model.config.num_hidden_layers - 1
         self._width = call.variant
         if self._recording:
@@ -214,6 +254,7 @@ class RowsPass:
         if self._cache_rows:
             self._cache_rows.set_positions(rows.cache_positions)
         self._pool_rows.set_positions(rows.pool_positions)
+        self._states.set_positions(rows.state_positions)
         self._rows.set_positions(rows.positions, rows.visible)
         if self._recording is None:
             return self._run_calls(x, rows, tail)
@@ -237,11 +278,17 @@ class RowsPass:
             return x[:0].copy()
         if tail is None:
             return self._rows.attend(self._last, x, projected)[rows.output_rows]
-        tail_calls = LayerCalls(self._model, tail, self._cache, self._calls)
+        tail_calls = LayerCalls(self._model, tail, self._cache, self._calls, self._states)
         tail_layout = rows.for_output_rows(tail.variant)
         tail_calls.set_positions(tail_layout.positions, tail_layout.visible)
-        x, queries = (tail_calls.padded(array[rows.output_rows]) for array in (x, projected["q_roped"]))
-        return tail_calls.attend(self._last, x, {"q_roped": queries})[: len(rows.output_rows)].copy()
+        self._states.set_positions(tail_layout.state_positions)
+        of_rows: Arrays = {
+            name: tail_calls.padded(projected[name][rows.output_rows])
+            for name in ("q_roped", "conv_c")
+            if name in projected
+        }
+        x = tail_calls.padded(x[rows.output_rows])
+        return tail_calls.attend(self._last, x, of_rows)[: len(rows.output_rows)].copy()
 
 
 class BatchLayout(NamedTuple):
@@ -249,7 +296,8 @@ class BatchLayout(NamedTuple):
 
     positions: in their sequences, int64 (rows,), 0 for padding. visible: what each row attends to, for each
     of the model's windows, bool (windows, rows, context). cache_positions, pool_positions: where the keys and
-    values of each row go, padding excluded. output_rows: rows whose result is needed.
+    values of each row go, padding excluded. output_rows: rows whose result is needed. state_positions: in the
+    pool, of the rows of states that each row reads, its own last, padding excluded: int64 (rows, reach + 1).
     """
 
     positions: NDArray[np.int64]
@@ -257,6 +305,7 @@ class BatchLayout(NamedTuple):
     cache_positions: NDArray[np.int64]
     pool_positions: NDArray[np.int64]
     output_rows: NDArray[np.int64]
+    state_positions: NDArray[np.int64]
 
     def for_output_rows(self, width: int) -> BatchLayout:
         """The layout of the output rows only, padded to `width` rows. It stores no keys and values."""
@@ -265,8 +314,9 @@ class BatchLayout(NamedTuple):
         count = len(self.output_rows)
         positions[:count] = self.positions[self.output_rows]
         seen[:, :count] = self.visible[:, self.output_rows]
+        states = self.state_positions[self.output_rows]
         return BatchLayout(
-            positions, seen, self.cache_positions[:0], self.pool_positions[:0], np.arange(count)
+            positions, seen, self.cache_positions[:0], self.pool_positions[:0], np.arange(count), states
         )
 
 
@@ -287,6 +337,8 @@ class TokenPass:
         self._attention = CacheAttention(
             pool.layers, width, visible, pool.keys_before_rope, scale, config.masks.of_layer
         )
+        self._states, reach = StateRows(pool.states), config.states.reach
+        self._conv_rows = np.empty((reach + 1, config.hidden_size), bf16)
         self._recording = model.runner.record()
         if self._recording:
             self._recorded = self._layers(self._recording)
@@ -297,15 +349,18 @@ class TokenPass:
         is_current = self._recording is None or self._recording.is_current
         return model is self._model and is_current and self._attention.can_reuse_for(visible)
 
-    def __call__(self, token_id: int, position: int, pool_position: int, visible: Sequence[Any]) -> BF16Array:
+    def __call__(
+        self, token_id: int, position: int, state_positions: NDArray[np.int64], visible: Sequence[Any]
+    ) -> BF16Array:
         """The last layer's output, (hidden_size,), of a token at a position of its sequence. Its key and
-        value go to `pool_position`; it attends to the pool positions that an index selects, one in `visible`
-        for each of the model's windows."""
+        value go to the last of `state_positions`, as BatchLayout has them; it attends to the pool positions
+        that an index selects, one in `visible` for each of the model's windows."""
         with self._model.host_timer("embedding"):
             self._x[...] = self._model.embed_table[token_id]
             for row, table in zip(self._rope_rows, self._model.rope.tables, strict=True):
                 row[...] = table[position]
-        self._attention.set_position(pool_position, visible)
+        self._attention.set_position(int(state_positions[0, -1]), visible)
+        self._states.set_positions(state_positions)
         if self._recording is None:
             row = self._layers(ImmediateCalls(self._model))
         else:
@@ -321,19 +376,36 @@ class TokenPass:
         return x
 
     def _layer(self, steps: CallSink, layer: int, x: BF16Array, on_device: Collection[str]) -> BF16Array:
-        """One transformer layer over one row; x and the result are (hidden_size,)."""
-        qkv, o_ffn = (self._model.program(name, layer) for name in ("rms_gemv_rope", "o_gemv_ffn"))
+        """One layer over one row; x and the result are (hidden_size,)."""
+        is_conv = layer in self._model.config.layers_with_conv
+        out = (self._convolve if is_conv else self._attend)(steps, layer, x)
+        o_ffn = self._model.program("o_gemv_ffn", layer)
+        key = buffer_set(o_ffn, layer)
+        return steps.run(o_ffn, bo_key=key, on_device=on_device, x=x, attn_out=out)["x_next"]
+
+    def _convolve(self, steps: CallSink, layer: int, x: BF16Array) -> BF16Array:
+        before, conv = (self._model.program(name, layer) for name in ("rms_gemv_gate", "short_conv_row"))
+        state = self._model.state_index(layer)
+        rows = steps.run(before, bo_key=buffer_set(before, layer), on_device=("conv_c",), x=x)
+        steps.host("state write", self._states.store(state, rows["gated"][None]))
+        steps.host("state read", self._states.gather(state, self._conv_rows[None]))
+        inputs = {CONV_ROWS: self._conv_rows, "conv_c": rows["conv_c"]}
+        key = buffer_set(conv, layer)
+        return steps.run(conv, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
+
+    def _attend(self, steps: CallSink, layer: int, x: BF16Array) -> BF16Array:
+        qkv = self._model.program("rms_gemv_rope", layer)
         key = buffer_set(qkv, layer)
         keys_before_rope, outputs = outputs_with_raw_keys(qkv) if self._with_keys_before_rope else ("", None)
         rope_row = self._rope_rows[self._model.rope.of_layer[layer]]
         rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=rope_row)
         new_rows = (rows[name] for name in ("k_roped", "v", keys_before_rope) if name)
-        keep, attend = self._attention.layer_work(layer, rows["q_roped"], *new_rows)
+        cache_layer = self._model.kv_layer_index(layer)
+        keep, attend = self._attention.layer_work(cache_layer, rows["q_roped"], *new_rows)
         for work in keep:
             steps.host("KV cache write", work)
         steps.host("decode attention", attend)
-        key, out = buffer_set(o_ffn, layer), self._attention.out
-        return steps.run(o_ffn, bo_key=key, on_device=on_device, x=x, attn_out=out)["x_next"]
+        return self._attention.out
 
 
 class ImmediateCalls:

@@ -119,7 +119,8 @@ def _name(config: ModelConfig) -> str:
     written = [
         name
         for name, each in ARCHITECTURES.items()
-        if not each.norms_added and not FAMILIES[each.model_type].is_fused
+        if not (each.norms_added or FAMILIES[each.model_type].is_fused)
+        and not FAMILIES[each.model_type].conv_tensors
     ]
     if kind not in written or config.diffusion is not None:
         raise CheckpointError(

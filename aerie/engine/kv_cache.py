@@ -82,7 +82,7 @@ class DeviceKVStorage:
             argument = Argument(name, shape, bf16_type, Role.INPUT)
             return self._runners[part].shared_array(kv_buffer_name(slot, layer, name), argument)
 
-        layers = range(config.num_hidden_layers)
+        layers = range(len(config.layers_with_attention))
         keys, values = CACHE
         return KVBuffers([(array(layer, keys), array(layer, values)) for layer in layers], slot)
 

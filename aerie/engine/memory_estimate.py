@@ -9,17 +9,17 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
 from aerie.engine.page_manager import PAGE_SIZE
-from aerie.engine.page_pool import page_bytes, pages_for, pool_bytes
+from aerie.engine.page_pool import kv_page_bytes, pages_for, pool_bytes
 from aerie.engine.program_library import (
     RuntimeOptions,
     all_program_names,
     first_program_names,
     names_with_kinds,
+    programs_of,
 )
 from aerie.engine.programs import (
     CACHE,
     HEADS,
-    PROGRAMS,
     WITHOUT_LAYERS,
     SharedBufferNames,
     buffer_set,
@@ -107,7 +107,7 @@ class SessionNeeds:
     def plans(self, config: ModelConfig) -> Sequence[ProgramPlan]:
         """The plans of its programs."""
         if self.seq_len:
-            names = names_with_kinds(config, PROGRAMS)
+            names = names_with_kinds(config, programs_of(config))
             return [*program_store.plan_six(config.shape, self.seq_len, names).values()]
         return program_store.load_plans_by_name(config.shape, names_with_kinds(config, self.names))
 
@@ -119,7 +119,7 @@ def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices
     of devices of this process with a part of this config each; only the first has the LM head. Raises
     UnsupportedShapeError.
     """
-    plans, layers = needs.plans(config), config.num_hidden_layers
+    plans, layers = needs.plans(config), len(config.layers_with_attention)
     buffers = _buffers(plans, config, copies)
     without_head = _buffers([plan for plan in plans if plan.kind not in HEADS], config, copies)
     kinds = (3 if needs.keys_before_rope else 2) + (
@@ -130,7 +130,7 @@ def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices
     return MemoryEstimate(
         weights=buffers.weights + (devices - 1) * without_head.weights,
         activations=buffers.activations + (devices - 1) * without_head.activations,
-        kv_cache=devices * layers * needs.positions * position_bytes,
+        kv_cache=devices * needs.positions * (layers * position_bytes + config.states.nbytes),
         rope_table=rope_rows * config.rotary_dim * bf16.itemsize,
         working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
     )
@@ -142,7 +142,7 @@ def _buffers(plans: Sequence[ProgramPlan], config: ModelConfig, copies: int) -> 
         (buffer_set(plan, layer), _without_cache(plan))
         for plan in plans
         for layer in range(1 if plan.kind in WITHOUT_LAYERS else layers)
-        if is_for_layer(config.weight_kinds, plan, layer)
+        if is_for_layer(config, plan, layer)
     ]
     return buffer_bytes(sets, SharedBufferNames(plans, config.rope_of_layer), copies)
 
@@ -219,7 +219,7 @@ def _footprint(
 
 def gathered_bytes(config: ModelConfig, contexts: Sequence[int]) -> int:
     """Maximum bytes of the gathered caches of many requests, each context once."""
-    return sum(gathered_contexts(contexts)) * page_bytes(config) // PAGE_SIZE
+    return sum(gathered_contexts(contexts)) * kv_page_bytes(config) // PAGE_SIZE
 
 
 def require(

@@ -32,7 +32,7 @@ from aerie.engine.quantised import QuantisedTensor
 from aerie.engine.reranking import score_rows
 from aerie.engine.rope_tables import RopeTables, rope_tables
 from aerie.engine.tensors import Rows, Tensor
-from aerie.engine.variant_set import VariantSet
+from aerie.engine.variant_set import LayerPrograms, VariantSet
 from aerie.kernel_builder.arguments import Argument, byte
 from aerie.kernel_builder.weight_blocks import BLOCK_ROWS, Bytes
 from aerie.multi_launch_builder import Program
@@ -124,8 +124,20 @@ class LoadedModel:
         return replace(part.config, num_hidden_layers=part.config.num_hidden_layers * part.local_world_size)
 
     def kv_layer_index(self, layer: int) -> int:
-        """The index of a layer in a KV cache."""
-        return layer * self.local_world_size + self.local_rank
+        """The index of a layer with attention in a KV cache."""
+        number = self.config.layers_with_attention.index(layer)
+        return number * self.local_world_size + self.local_rank
+
+    def state_index(self, layer: int) -> int:
+        """The index of a layer without attention among those."""
+        return self.config.states.layers.index(layer)
+
+    def layer_programs(self, call: VariantCall, layer: int) -> LayerPrograms:
+        """The names of the programs of a call in a layer, in order: those before attention, or before a short
+        convolution; the latter; and those after."""
+        if layer in self.config.layers_with_conv:
+            return self.variant_set.conv_programs(call)
+        return self.variant_set.attention_programs(call)
 
     @property
     def seq_len(self) -> int:
@@ -290,7 +302,7 @@ def preload(
         lut = np.ascontiguousarray(model.rope.layer(layer)[: model.seq_len])
         statics: dict[str, Static] = {**weights.layer(layer), "rope_lut": lut}
         for program in filter(has_layer_weights, chosen):
-            if is_for_layer(model.config.weight_kinds, program, layer):
+            if is_for_layer(model.config, program, layer):
                 _fill(model, program, layer, statics)
         yield f"layer {layer}"
     for program in chosen:

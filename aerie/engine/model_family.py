@@ -35,12 +35,23 @@ POST_NORMS = {
 }
 """Weights of an RMSNorm on what attention and the FFN give, before it is added to the residual."""
 
+CONV = {
+    "w_conv_b": "conv.b_proj.weight",
+    "w_conv_c": "conv.c_proj.weight",
+    "w_conv_x": "conv.x_proj.weight",
+    "w_conv": "conv.conv.weight",
+    "wo": "conv.out_proj.weight",
+}
+"""The tensors of a short convolution, in place of attention: three projections, which files store as one, the
+taps of each column, and the output projection."""
+
 FUSED = {
+    ("w_conv_b", "w_conv_c", "w_conv_x"): ("conv.in_proj.weight",),
     ("wq", "wk", "wv"): ("self_attn.qkv_proj.weight", "self_attn.attn_qkv.weight"),
     ("bq", "bk", "bv"): ("self_attn.qkv_proj.bias", "self_attn.attn_qkv.bias"),
     ("w_gate", "w_up"): ("mlp.gate_up_proj.weight", "mlp.ffn_gate_up.weight"),
 }
-"""Tensors that a file may store as one, one below the other in this order, and that tensor's name."""
+"""Tensors that a file may store as one, one below the other in this order, and that tensor's names."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +122,12 @@ class ModelFamily:
     of a head, `partial_rotary_factor` of it. is_fused: whether queries, keys and values, and gate and up, are
     one tensor each. has_multipliers: whether config.json has the four factors of Multipliers, each 1 where it
     does not say. scoring_architecture: the class of its rerankers with a head that scores in place of the LM
-    head; None where none of its rerankers is known. tensors: of a layer, as LAYER_TENSORS. diffusion: for a
-    family of block diffusion. published_sizes: for messages. run_with: the published models that the project
-    ran, with real weights, and their types.
+    head; None where none of its rerankers is known. tensors: of a layer, as LAYER_TENSORS. conv_tensors: of a
+    layer with a short convolution in place of attention, which `layer_types` names; empty means that it has
+    no such layers. final_norm: the tensor of the norm after the layers. norm_eps_entry: what config.json
+    calls the epsilon. adjusts_ffn: whether the FFN's width follows from the entries `block_*`, by rounding.
+    diffusion: for a family of block diffusion. published_sizes: for messages. run_with: the published models
+    that the project ran, with real weights, and their types.
     """
 
     model_type: str
@@ -143,6 +157,10 @@ class ModelFamily:
     norm_weight_offset: int = 0
     tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
     scoring_architecture: str | None = None
+    conv_tensors: Mapping[str, str] = field(default_factory=dict, hash=False)
+    final_norm: str = "model.norm.weight"
+    norm_eps_entry: str = "rms_norm_eps"
+    adjusts_ffn: bool = False
     diffusion: FamilyDiffusion | None = None
     published_sizes: str = ""
     run_with: str = ""

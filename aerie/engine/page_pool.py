@@ -27,6 +27,7 @@ from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token
 from aerie.engine.kv_cache import Layers
+from aerie.engine.layer_states import BEFORE_START, read_positions
 from aerie.engine.numerics import BF16Array, apply_rope, bf16
 from aerie.engine.page_manager import PAGE_SIZE, PageManager
 from aerie.engine.rope_tables import RopeTables
@@ -41,7 +42,9 @@ class PagePool:
 
     first_key: hash of what the bits of keys and values depend on beside the tokens. swap_pages: pages behind
     the pool for sequences that are swapped out; `manager` does not count them. with_keys_before_rope: store
-    each layer's keys before RoPE too, in `keys_before_rope`; else that is empty.
+    each layer's keys before RoPE too, in `keys_before_rope`; else that is empty. Layers without attention
+    have no keys and values; `states` has a row of each of them for every position, (1, positions, width)
+    (layer_states.py).
     """
 
     def __init__(
@@ -54,10 +57,14 @@ class PagePool:
     ) -> None:
         self.manager, self.swap, self.first_key = PageManager(pages), PageManager(swap_pages), first_key
         positions = (pages + swap_pages) * PAGE_SIZE
-        shape = (config.num_hidden_layers, config.num_key_value_heads, positions, config.head_dim)
+        shape = (len(config.layers_with_attention), config.num_key_value_heads, positions, config.head_dim)
         self._arrays = [_zeros(shape) for _ in range(3 if with_keys_before_rope else 2)]
         self.layers: Layers = list(zip(*self._arrays[:2], strict=True))
         self.keys_before_rope: Sequence[BF16Array] = list(self._arrays[2]) if with_keys_before_rope else []
+        self.states: Sequence[BF16Array] = []
+        if config.states.layers:
+            self._arrays.append(_zeros(config.states.shape(positions)))
+            self.states = list(self._arrays[-1])
         self._to_release: list[PagedSequence] = []
 
     @property
@@ -107,9 +114,14 @@ def _zeros(shape: Sequence[int]) -> BF16Array:
 
 
 def page_bytes(config: ModelConfig) -> int:
-    """Bytes of a page: keys and values in all layers."""
+    """Bytes of a page: keys and values, and what layers without attention keep."""
+    return kv_page_bytes(config) + PAGE_SIZE * config.states.nbytes
+
+
+def kv_page_bytes(config: ModelConfig) -> int:
+    """Bytes of the keys and values of a page in all layers."""
     per_head = 2 * PAGE_SIZE * config.head_dim * bf16.itemsize
-    return config.num_hidden_layers * config.num_key_value_heads * per_head
+    return len(config.layers_with_attention) * config.num_key_value_heads * per_head
 
 
 def pool_bytes(config: ModelConfig, pages: int) -> int:
@@ -221,6 +233,13 @@ class PagedSequence:
 
     def _pool_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array(self.pages, np.int64)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+
+    def state_positions(self, first: int, count: int, reach: int) -> NDArray[np.int64]:
+        """Positions in the pool of the rows of states that positions first .. first + count - 1 read, each
+        the own one last: int64 (count, reach + 1). BEFORE_START stands for those before the first position.
+        """
+        positions = read_positions(first, count, reach)
+        return np.where(positions < 0, BEFORE_START, self._pool_positions(np.maximum(positions, 0)))
 
     def pool_index(self, positions: slice | NDArray[np.int64]) -> slice | NDArray[np.int64]:
         """Index into the pool for these positions: a slice if they are contiguous there, else int64

@@ -6,6 +6,7 @@ or, with a prompt length, the six programs built for it.
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -22,9 +23,17 @@ from aerie.engine.context_end import STOP, ContextEndPolicy, context_end
 from aerie.engine.decode_paths import check_feature
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import SOME_THAT_RUN
+from aerie.engine.layer_states import check_no_states
 from aerie.engine.model_family import DiffusionConfig
 from aerie.engine.native import prepare_native
-from aerie.engine.programs import HEADS, PROGRAMS, SharedBufferNames, program_flops
+from aerie.engine.programs import (
+    CONV_PROGRAMS,
+    HEADS,
+    PROGRAMS,
+    SharedBufferNames,
+    layers_of,
+    program_flops,
+)
 from aerie.engine.reporter import OnProgress, Reporter
 from aerie.engine.tensor_parallel import part_config
 from aerie.engine.variant_set import GUIDE, MAX_TAIL_ROWS, ROWS, VariantSet
@@ -94,6 +103,9 @@ class RuntimeOptions:
                 f"context_end (CONTEXT_END) is {self.context_end!r}, which drops tokens one by one, and this "
                 f"model fills in blocks, from multiples of {config.diffusion.block_size} on; leave it out"
             )
+        if self.context_end != STOP:
+            asked = f"context_end (CONTEXT_END) is {self.context_end!r}, which drops tokens"
+            check_no_states(config.states, "context_end", asked)
         return context_end(self.context_end, self.variant_set(config), config.context)
 
     def variant_set(self, config: ModelConfig) -> VariantSet:
@@ -125,7 +137,8 @@ class RuntimeOptions:
                 "of variants; give one of the two"
             )
         if self.seq_len is not None:
-            return VariantSet(choose_seq_len(config, self.seq_len))
+            length = choose_seq_len(config, self.seq_len)
+            return VariantSet(length, has_conv=bool(config.layers_with_conv))
         return variant_set_for(config, self.variants, self.decode)
 
     def _parallel_variant_set(self, config: ModelConfig) -> VariantSet:
@@ -149,7 +162,8 @@ def variant_set_for(config: ModelConfig, variants: str | None = None, decode: st
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
             "add one, as 8x512"
         )
-    return VariantSet(0, with_rows, decode, CallCosts(config.layer_parameters))
+    costs, has_conv = CallCosts(config.layer_parameters), bool(config.layers_with_conv)
+    return VariantSet(0, with_rows, decode, costs, has_conv=has_conv)
 
 
 def check_diffusion_block(diffusion: DiffusionConfig, variant_set: VariantSet) -> None:
@@ -271,7 +285,7 @@ def compile_programs(
     blocks, started = options.variant_set(config), time.perf_counter()
     six = []
     if blocks.seq_len:
-        names = names_with_kinds(config, PROGRAMS)
+        names = names_with_kinds(config, programs_of(config))
         six = [*program_store.load_programs(config.shape, blocks.seq_len, names).values()]
     report.note(options.backend.reason)
     if config.context < config.max_position_embeddings:
@@ -298,7 +312,17 @@ def compile_programs(
 
 def names_with_kinds(config: ModelConfig, names: Iterable[str]) -> list[str]:
     """The programs of these names for all kinds of weights that the model has, each once."""
-    return [*dict.fromkeys(each for name in names for each in config.weight_kinds.names(name))]
+    kinds = config.weight_kinds
+    named = (
+        [name] if split_name(name)[1] else [kinds.name(name, layer) for layer in layers_of(config, name)]
+        for name in names
+    )
+    return [*dict.fromkeys(itertools.chain.from_iterable(named))]
+
+
+def programs_of(config: ModelConfig) -> Sequence[str]:
+    """The programs for one prompt length and one token."""
+    return (*PROGRAMS, *(CONV_PROGRAMS if config.layers_with_conv else ()))
 
 
 def compile_for_other_devices(

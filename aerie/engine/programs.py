@@ -22,6 +22,10 @@ from aerie.runtime import Recording, Static
 PREFILL_PROGRAMS = ("rms_gemms_rope", "flash_attn", "o_ffn")
 DECODE_PROGRAMS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
 PROGRAMS = PREFILL_PROGRAMS + DECODE_PROGRAMS
+CONV_PROGRAMS = ("rms_gemms_gate", "short_conv", "rms_gemv_gate", "short_conv_row")
+"""Kinds of the programs of layers with a short convolution, which those with attention have not."""
+ATTENTION_PROGRAMS = ("rms_gemms_rope", "rms_gemv_rope", "flash_attn", "cached_attn")
+"""Kinds of the programs of layers with attention, which others have not."""
 WITHOUT_WEIGHTS = frozenset({"flash_attn", "cached_attn"})
 HEADS = frozenset({"lm_head_gemv", "lm_head"})
 WITHOUT_LAYERS = frozenset({"flash_attn", *HEADS})
@@ -46,9 +50,35 @@ def has_layer_weights(program: ProgramInfo) -> bool:
     return program.kind not in WITHOUT_WEIGHTS | HEADS
 
 
-def is_for_layer(kinds: WeightKinds, program: ProgramInfo, layer: int) -> bool:
-    """Whether a program is for weights of the kinds that a layer has."""
-    return kinds.name(split_name(program.name)[0], layer) == program.name
+class LayerConfig(Protocol):
+    """What a config says of its layers."""
+
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def layers_with_conv(self) -> frozenset[int]: ...
+    @property
+    def weight_kinds(self) -> WeightKinds: ...
+
+
+def is_for_layer(config: LayerConfig, program: ProgramInfo, layer: int) -> bool:
+    """Whether a program is for a layer: for attention or a convolution, as it has, and for weights of its
+    kinds."""
+    base = split_name(program.name)[0]
+    return layer in layers_of(config, base) and config.weight_kinds.name(base, layer) == program.name
+
+
+def layers_of(config: LayerConfig, program: str) -> list[int]:
+    """The layers that a program without kinds is for, by its name; the LM head counts as of layer 0."""
+    kind = program.partition("_ar")[0]
+    if kind in HEADS:
+        return [0]
+    other = ATTENTION_PROGRAMS if config.layers_with_conv else ()
+    return [
+        layer
+        for layer in range(config.num_hidden_layers)
+        if kind not in (other if layer in config.layers_with_conv else CONV_PROGRAMS)
+    ]
 
 
 def buffer_set(program: ProgramInfo, layer: int, slot: str = "") -> str:

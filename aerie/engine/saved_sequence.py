@@ -182,7 +182,7 @@ class SequenceFile:
             )
 
     def check(self, names: ArraysByName) -> None:
-        """Raises UserError unless the file has all of these arrays, each (kv_heads, positions, head_dim) with
+        """Raises UserError unless the file has all of these arrays, each (heads, positions, elements) with
         one position for each token."""
         for name, array in names.items():
             (heads, _, head_dim), (dtype, shape) = array.shape, self.arrays.dtype_and_shape(name)
@@ -259,10 +259,10 @@ class PagesFile:
 
 
 def _bits(pool: PagePool) -> Arrays:
-    """All arrays of a pool, (kv_heads, positions, head_dim) each, by their names in files: as uint16, which
+    """All arrays of a pool, (heads, positions, elements) each, by their names in files: as uint16, which
     numpy copies without the GIL."""
     kinds = {"keys": [keys for keys, _ in pool.layers], "values": [values for _, values in pool.layers]}
-    arrays_by_kind = {**kinds, "unturned": pool.keys_before_rope}
+    arrays_by_kind = {**kinds, "unturned": pool.keys_before_rope, "states": pool.states}
     return {
         f"{kind}.{layer}": array.view(np.uint16)
         for kind, arrays in arrays_by_kind.items()

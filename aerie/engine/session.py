@@ -27,6 +27,7 @@ from aerie.engine.error_scope import isolate_request_errors
 from aerie.engine.forward import check_prompt, prefill, prefill_call_count
 from aerie.engine.generate import FinishReason, never_interrupted
 from aerie.engine.grammar import GrammarCompiler
+from aerie.engine.layer_states import check_no_states
 from aerie.engine.memory_estimate import gathered_bytes
 from aerie.engine.model import (
     LoadedModel,
@@ -214,6 +215,7 @@ class Session:
         that cannot be used."""
         self.check_autoregressive("chunks are texts of which no token sees one after it")
         check_feature("chunks", self.model.variant_set, decode)
+        check_no_states(self.model.config.states, "chunks", "chunks are computed each alone")
         if self.model.context_end.drops:
             raise UserError(
                 f"chunks stand in sequences of which nothing is dropped, and this model was loaded with "

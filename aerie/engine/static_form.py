@@ -31,12 +31,13 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
+from aerie.engine.layer_states import check_no_states
 from aerie.engine.logits import dequantise_logits
 from aerie.engine.model import lm_head_statics
 from aerie.engine.model_family import Multipliers
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.rope_tables import rope_table
-from aerie.engine.weights import EMBED, FINAL_NORM, LM_HEAD, Weights, in_layer
+from aerie.engine.weights import EMBED, LM_HEAD, Weights, in_layer
 from aerie.kernel_builder.activations import SILU
 from aerie.multi_launch_builder.program import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
@@ -100,6 +101,7 @@ def _check_start(sizes: StaticSizes, start: int) -> None:
 
 def static_sizes(config: ModelConfig, layers: int, batch: int, block: int, max_len: int) -> StaticSizes:
     """The sizes of a model's static form. Raises UserError for a model that has none."""
+    check_no_states(config.states, "export", f"a {config.architecture} is exported as one program")
     if config.layers_without_rope or config.multipliers != Multipliers() or config.activation != SILU:
         raise UserError(
             f"this {config.architecture} has layers without RoPE, factors of its own or another activation "
@@ -164,10 +166,10 @@ def weight_sources(config: ModelConfig, program: Program) -> dict[str, WeightSou
     """The sources of the program's weights, by name, as Hugging Face's modules have them in memory."""
     head = EMBED if config.tie_word_embeddings else LM_HEAD
     rows = program.arguments["lm_head_0"].shape[0]
-    sources = {"final_norm": WeightSource(FINAL_NORM)}
+    sources = {"final_norm": WeightSource(config.family.final_norm)}
     sources |= {f"lm_head_{part}": WeightSource(head, part * rows) for part in range(LM_HEAD_PARTITIONS)}
     for layer in range(program.arguments[CACHE].shape[0]):
-        for name, tensor in config.family.tensors.items():
+        for name, tensor in config.layer_tensors(layer).items():
             sources[f"{name}_{layer}"] = WeightSource(in_layer(layer, tensor))
     return sources
 

@@ -53,7 +53,7 @@ class RequiredEntry:
 ACTIVATION_ENTRIES = ("hidden_act", "hidden_activation", "activation_function")
 FACTOR = "no launch multiplies by a factor of the model"
 REQUIRED_ENTRIES = (
-    RequiredEntry(("mlp_bias", "use_bias", "bias"), (False,), "no launch adds a bias there"),
+    RequiredEntry(("mlp_bias", "use_bias", "bias", "conv_bias"), (False,), "no launch adds a bias there"),
     RequiredEntry(
         ACTIVATION_ENTRIES,
         ("silu", "swish", "gelu_pytorch_tanh"),
@@ -98,6 +98,8 @@ REQUIRED_ENTRIES = (
     ),
     RequiredEntry(("is_causal",), (True,), "attention is causal: no token sees those after it"),
     RequiredEntry(("text_config", "vision_config", "audio_config"), (), "only text is read, by one decoder"),
+    RequiredEntry(("block_use_swiglu",), (True,), "the FFN's launch computes SwiGLU"),
+    RequiredEntry(("use_pos_enc",), (True,), "attention turns heads by their positions"),
     RequiredEntry(("is_encoder_decoder",), (False,), "there is no encoder"),
     RequiredEntry(
         ("transformers_weights",),
@@ -252,11 +254,12 @@ def _same(actual: Any, value: Any) -> bool:
 def _check_layers(config: ConfigReader, family: ModelFamily) -> None:
     """Every layer attends to all positions of the context, and turns its heads, where the family has no
     layers without RoPE."""
-    other = [kind for kind in config.items("layer_types") if kind not in WINDOW_ENTRIES]
+    known = ("full_attention", "conv") if family.conv_tensors else WINDOW_ENTRIES
+    other = [kind for kind in config.items("layer_types") if kind not in known]
     if other:
         raise ConfigError(
             f"{config.path}: layer_types has {short(other[0])}; only "
-            f"{' and '.join(map(repr, WINDOW_ENTRIES))} are supported"
+            f"{' and '.join(map(repr, known))} are supported"
         )
     turned = config.items("no_rope_layers")  # 1 for a layer with RoPE, as SmolLM3 and Llama 4 have it
     if not all(turned) and not family.no_rope_interval:

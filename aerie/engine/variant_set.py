@@ -13,6 +13,8 @@ from aerie.engine.planner import VariantCall, plan
 from aerie.engine.variants import gathered_contexts
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import (
+    CONV_LAYER_KINDS,
+    CONV_ROW_KINDS,
     LAYER_KINDS,
     LM_HEAD_ROWS,
     ONE_ROW_KINDS,
@@ -53,7 +55,8 @@ class VariantSet:
 
     seq_len: the prompt length of the six programs; 0 if there are variants. variants: each has several rows.
     decode_path: "guide" or "rows". costs: of a call, for the planner; None means the seed's rule. devices:
-    number of devices that share each layer.
+    number of devices that share each layer. has_conv: whether some layers have a short convolution in place
+    of attention.
     """
 
     seq_len: int = 0
@@ -61,6 +64,7 @@ class VariantSet:
     decode_path: str = GUIDE
     costs: CallCosts | None = field(default=None, compare=False)
     devices: int = 1
+    has_conv: bool = False
 
     @property
     def largest_context(self) -> int | None:
@@ -105,15 +109,31 @@ class VariantSet:
         return call._replace(variant=rows, n_past=first, n_process=len(tokens), new_idx=first)
 
     @property
+    def _all_kinds(self) -> Sequence[str]:
+        """The kinds of the programs of all layers, each once."""
+        return [*dict.fromkeys((*self.layer_kinds, *(CONV_LAYER_KINDS if self.has_conv else ())))]
+
+    @property
     def layer_kinds(self) -> LayerPrograms:
-        """The kinds of a layer's programs."""
+        """The kinds of the programs of a layer with attention."""
         return LAYER_KINDS if self.devices == 1 else PARALLEL_LAYER_KINDS
 
-    def call_programs(self, call: VariantCall) -> LayerPrograms:
-        """The programs of a call."""
+    def attention_programs(self, call: VariantCall) -> LayerPrograms:
+        """The programs of a call in a layer with attention."""
         if self.seq_len:
             return "rms_gemms_rope", "flash_attn", "o_ffn"
         return tuple(program_name(kind, call.variant, call.context) for kind in self.layer_kinds)
+
+    def conv_programs(self, call: VariantCall) -> LayerPrograms:
+        """The programs of a call in a layer with a short convolution."""
+        if self.seq_len:
+            return CONV_LAYER_KINDS
+        return tuple(program_name(kind, call.variant) for kind in CONV_LAYER_KINDS)
+
+    def call_programs(self, call: VariantCall, is_tail: bool = False) -> Sequence[str]:
+        """The programs of a call in all layers, each once. is_tail: without those before attention."""
+        layers = [self.attention_programs(call), *([self.conv_programs(call)] if self.has_conv else [])]
+        return [*dict.fromkeys(name for names in layers for name in names[int(is_tail) :])]
 
     def programs_for_calls(self, calls: Sequence[VariantCall], last_only: bool) -> Iterator[str]:
         """The programs of these calls. last_only: the last call computes its last token only at the end of
@@ -122,7 +142,7 @@ class VariantSet:
             yield from self.call_programs(step)
         end = calls[-1].n_process
         if last_only and (tail := self.tail_call(calls[-1], range(end - 1, end))):
-            yield from self.call_programs(tail)[1:]
+            yield from self.call_programs(tail, is_tail=True)
 
     def programs_for_next_turn(self, length: int) -> Iterator[str]:
         """The programs for a message of TURN_TOKENS after a conversation of `length` positions, in its
@@ -157,10 +177,12 @@ class VariantSet:
             return
         for rows, context in itertools.product(self.batch_rows, gathered_contexts(self.contexts)):
             if rows <= context:
-                yield from (program_name(kind, rows, context) for kind in self.layer_kinds)
+                yield from (program_name(kind, rows, context) for kind in self._all_kinds)
         yield from replace(self, decode_path=ROWS).lm_heads
 
     @property
     def decode_programs(self) -> Sequence[str]:
         """The programs that decode a token, without those of prefill; the LM head is the last."""
-        return ONE_ROW_KINDS if self.decode_path == GUIDE else (self.lm_head(1),)
+        if self.decode_path != GUIDE:
+            return (self.lm_head(1),)
+        return (*(CONV_ROW_KINDS if self.has_conv else ()), *ONE_ROW_KINDS)

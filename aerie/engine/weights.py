@@ -29,14 +29,17 @@ from aerie.runtime.memory import format_bytes, format_file_bytes
 
 MODEL_PARTS = ("model.", "lm_head.")
 """What the tensors of the model itself begin with; others, such as a value head's, are for training."""
-BARE = re.compile(r"(embed_tokens|layers|norm)\.")
+BARE = re.compile(r"(embed_tokens|layers|norm|embedding_norm)\.")
 """What those names begin with that lack `model.`, as transformers adds it."""
 COMPUTED_ANYWAY = ".rotary_emb."
 """Tables in older checkpoints that follow from config.json: inv_freq, cos_cached, sin_cached."""
 
 EMBED = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
 LM_HEAD = "lm_head.weight"
+
+
+CONV_PROJECTIONS = ("w_conv_b", "w_conv_c", "w_conv_x")
+"""The projections of a short convolution, which files always have as one."""
 
 Shapes = dict[str, tuple[int, ...]]
 """Of tensors in (out, in) layout, by the checkpoint's names."""
@@ -47,10 +50,11 @@ def in_layer(layer: int, tensor: str) -> str:
     return f"model.layers.{layer}.{tensor}"
 
 
-def layer_shapes(config: ModelConfig) -> Shapes:
+def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
     """What a layer of this model has, by the names of the programs' arguments."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     query = config.num_attention_heads * config.head_dim
+    mixed = hidden if layer in config.layers_with_conv else query
     key_value = config.num_key_value_heads * config.head_dim
     shapes: Shapes = {
         "attn_norm": (hidden,),
@@ -62,38 +66,42 @@ def layer_shapes(config: ModelConfig) -> Shapes:
         "bv": (key_value,),
         "q_norm": (query if config.family.qk_norm_spans_heads else config.head_dim,),
         "k_norm": (key_value if config.family.qk_norm_spans_heads else config.head_dim,),
-        "wo": (hidden, query),
+        "wo": (hidden, mixed),
         "attn_post_norm": (hidden,),
         "ffn_norm": (hidden,),
         "w_gate": (ffn, hidden),
         "w_up": (ffn, hidden),
         "w_down": (hidden, ffn),
         "ffn_post_norm": (hidden,),
+        **dict.fromkeys(CONV_PROJECTIONS, (hidden, hidden)),
+        "w_conv": (hidden, 1, config.conv_taps),
     }
-    return {field: shapes[field] for field in config.family.tensors}
+    return {field: shapes[field] for field in config.layer_tensors(layer)}
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:
     """Every tensor the model needs, by name, with the shape the config implies."""
-    shapes: Shapes = {EMBED: (config.vocab_size, config.hidden_size), FINAL_NORM: (config.hidden_size,)}
+    shapes: Shapes = {
+        EMBED: (config.vocab_size, config.hidden_size),
+        config.family.final_norm: (config.hidden_size,),
+    }
     if not config.tie_word_embeddings:
         shapes[LM_HEAD] = (config.vocab_size, config.hidden_size)
-    of_layer = layer_shapes(config)
     for layer in range(config.num_hidden_layers):
-        for field, tensor in config.family.tensors.items():
+        of_layer = layer_shapes(config, layer)
+        for field, tensor in config.layer_tensors(layer).items():
             shapes[in_layer(layer, tensor)] = of_layer[field]
     return shapes
 
 
 def stored_shapes(config: ModelConfig) -> Shapes:
     """The same as a checkpoint of transformers' has them, where a family's tensors are fused."""
-    expected = expected_shapes(config)
-    if not config.family.is_fused:
-        return expected
-    tensors, fused = config.family.tensors, {}
+    expected, fused = expected_shapes(config), {}
     for layer in range(config.num_hidden_layers):
+        tensors = config.layer_tensors(layer)
         for fields, names in FUSED.items():
-            if all(field in tensors for field in fields):
+            is_fused = config.family.is_fused or fields == CONV_PROJECTIONS
+            if is_fused and all(field in tensors for field in fields):
                 fused[in_layer(layer, names[0])] = [in_layer(layer, tensors[field]) for field in fields]
     return _as_stored(expected, fused)
 
@@ -135,8 +143,9 @@ class Weights:
 
     def layer(self, layer: int) -> dict[str, Tensor]:
         """The tensors of block `layer`, by the names of the programs' arguments."""
-        names = self._config.family.tensors
-        return {field: self._tensors[in_layer(layer, tensor)] for field, tensor in names.items()}
+        names = self._config.layer_tensors(layer)
+        found = {field: self._tensors[in_layer(layer, tensor)] for field, tensor in names.items()}
+        return found | {name: _taps_first(found[name]) for name in ("w_conv",) if name in found}
 
     @property
     def kinds(self) -> WeightKinds:
@@ -155,7 +164,7 @@ class Weights:
     @property
     def final_norm(self) -> Tensor:
         """The weight of the last RMSNorm, (hidden_size,)."""
-        return self._tensors[FINAL_NORM]
+        return self._tensors[self._config.family.final_norm]
 
     @property
     def lm_head(self) -> Tensor:
@@ -189,6 +198,11 @@ class Weights:
     def reading_ahead(self) -> AbstractContextManager[None]:
         """While this is open, the files come from the disk into the system's cache."""
         return reading_ahead(self.files)
+
+
+def _taps_first(taps: Tensor) -> Tensor:
+    """The taps of a convolution, (columns, 1, taps) in the file, as (taps, columns)."""
+    return replace(taps, shape=(taps.shape[0], taps.shape[-1])).transposed()
 
 
 def _size_note(folder: Path, tensors: Iterable[Tensor]) -> str:
@@ -225,8 +239,8 @@ def _as_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _fused(found: Collection[str], config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
     """Tensors in the files that are several of the expected ones, one below the other, with their names."""
-    tensors = config.family.tensors
     for layer in range(config.num_hidden_layers):
+        tensors = config.layer_tensors(layer)
         for fields, names in FUSED.items():
             parts = [in_layer(layer, tensors[field]) for field in fields if field in tensors]
             whole = next((in_layer(layer, name) for name in names if in_layer(layer, name) in found), None)

@@ -198,7 +198,7 @@ def _parameter_count(config: ModelConfig) -> int:
     """Parameters of the layers' matrices, the embeddings and the LM head, without norms and biases."""
     tables = 1 if config.tie_word_embeddings else 2
     vocab_parameters = tables * config.vocab_size * config.hidden_size
-    return config.num_hidden_layers * config.layer_parameters + vocab_parameters
+    return config.layers_parameters + vocab_parameters
 
 
 def _short(count: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.engine.config import ModelConfig
+from aerie.engine.config import CONV_TAPS, ModelConfig
 from aerie.engine.families import FAMILIES
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.rope import Llama3Scaling, LongRopeScaling, RopeScaling, rule_entries
@@ -30,8 +30,10 @@ def _shape(
     tied: bool = True,
     multipliers: Multipliers | None = None,
     rotary_part: float = 1.0,
+    attending: tuple[int, ...] = (),
 ) -> ModelConfig:
-    """sizes: vocabulary, hidden size, FFN size, layers. heads: query heads, key/value heads, head_dim."""
+    """sizes: vocabulary, hidden size, FFN size, layers. heads: query heads, key/value heads, head_dim.
+    attending: the layers with attention; the others have short convolutions, in a family that has them."""
     vocab_size, hidden_size, intermediate_size, layers = sizes
     query_heads, key_value_heads, head_dim = heads
     return ModelConfig(
@@ -53,6 +55,8 @@ def _shape(
         layers_without_rope=FAMILIES[family].default_layers_without_rope(layers),
         multipliers=multipliers or Multipliers(),
         partial_rotary_factor=rotary_part,
+        layers_with_conv=frozenset(range(layers)) - {*attending} if attending else frozenset(),
+        conv_taps=CONV_TAPS if attending else 0,
     )
 
 
@@ -75,6 +79,7 @@ def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
         layers = config.num_hidden_layers
         local = frozenset(one for one in range(layers - 1) if (one + 1) % every)
         windows = family.sliding_window, local
+    conv = frozenset(range(config.num_hidden_layers - 1)) if family.conv_tensors else frozenset[int]()
     return replace(
         config,
         sliding_window=windows[0],
@@ -86,6 +91,8 @@ def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
         layers_without_rope=without,
         multipliers=factors,
         partial_rotary_factor=part,
+        layers_with_conv=conv,
+        conv_taps=CONV_TAPS if conv else 0,
     )
 
 
@@ -125,6 +132,12 @@ SHAPES = {
         "phi3", (200064, 3072, 8192, 32), (24, 8, 128), 131072, 1e4, rule=PHI_4_MINI, rotary_part=0.75
     ),
     "smollm3-3b": _shape("smollm3", (128256, 2048, 11008, 36), (16, 4, 128), 65536, 5e6, 1e-6),
+    "lfm2-350m": _shape(
+        "lfm2", (65536, 1024, 4608, 16), (16, 8, 64), 128000, 1e6, attending=(2, 5, 8, 10, 12, 14)
+    ),
+    "lfm2-1.2b": _shape(
+        "lfm2", (65536, 2048, 8192, 16), (32, 8, 64), 128000, 1e6, attending=(2, 5, 8, 10, 12, 14)
+    ),
     "sdar-4b": _shape("sdar", (151936, 2560, 9728, 36), (32, 8, 128), 32768, 1e6, 1e-6, tied=False),
     "tiny": _shape(
         "llama", (1024, 256, 512, 2), (4, 2, 64), 512, 5e5, rule=Llama3Scaling(32.0, 1.0, 4.0, 128)
@@ -182,8 +195,8 @@ def _distribution(name: str, shape: tuple[int, ...], norm_offset: int) -> tuple[
         return 1.0 - norm_offset, NORM_STD
     if not name.startswith("model.layers."):
         return 0.0, EMBED_STD
-    adds = name.endswith(("o_proj.weight", "down_proj.weight"))
-    return 0.0, (RESIDUAL_STD if adds else 1.0) / math.sqrt(shape[1])
+    adds = name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight", "w2.weight"))
+    return 0.0, (RESIDUAL_STD if adds else 1.0) / math.sqrt(math.prod(shape[1:]))
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
@@ -211,12 +224,14 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": config.num_attention_heads,
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
-        **(_kinds_of_layers(config) if config.sliding_window else {}),
+        **(_kinds_of_layers(config) if config.sliding_window or config.layers_with_conv else {}),
+        **({"conv_L_cache": config.conv_taps} if config.layers_with_conv else {}),
         **({"no_rope_layers": _has_rope(config)} if family.no_rope_interval else {}),
         **({"partial_rotary_factor": config.partial_rotary_factor} if family.has_partial_rotary else {}),
         "pad_token_id": None,  # some families' default is a token that a small vocabulary has not
         **({"query_pre_attn_scalar": _query_scalar(config)} if family.query_scalar else {}),
-        "rms_norm_eps": config.rms_norm_eps,
+        family.norm_eps_entry: config.rms_norm_eps,
+        **({"block_auto_adjust_ff_dim": False} if family.adjusts_ffn else {}),
         **({"rope_local_base_freq": config.local_rope_theta} if config.local_rope_theta else {}),
         "rope_scaling": rule_entries(config.rope_scaling) if config.rope_scaling else None,
         "rope_theta": config.rope_theta,
@@ -233,6 +248,11 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
 def _kinds_of_layers(config: ModelConfig) -> dict[str, list[str]]:
     """The kind of each layer, where they differ."""
     windowed = config.layers_with_window
+    if config.layers_with_conv:
+        layers = range(config.num_hidden_layers)
+        return {
+            "layer_types": ["conv" if one in config.layers_with_conv else "full_attention" for one in layers]
+        }
     if len(windowed) == config.num_hidden_layers and config.local_rope_theta is None:
         return {}
     layers = range(config.num_hidden_layers)

@@ -11,7 +11,6 @@ from safetensors.numpy import load_file, save_file
 
 from aerie.cli.command_line import main
 from aerie.engine.tokenizer import load_tokenizer
-from aerie.engine.weights import FINAL_NORM
 from tests.engine.refusals import check_refused
 
 BAD_NUMBERS = [
@@ -143,7 +142,8 @@ def test_the_length_a_tokenizer_was_made_for_says_nothing(damaged, checkpoints):
 def test_weights_that_are_no_numbers(run, damaged):
     path = damaged / "model.safetensors"
     weights = load_file(path)
-    save_file({**weights, FINAL_NORM: np.full_like(weights[FINAL_NORM], np.nan)}, path)
+    norm = "model.norm.weight"
+    save_file({**weights, norm: np.full_like(weights[norm], np.nan)}, path)
     code, out, err = run("--prompt", "Hi", model=damaged)
     assert (code, out) == (2, "")
     assert err.splitlines()[-1] == (

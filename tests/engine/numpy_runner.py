@@ -51,6 +51,10 @@ def swiglu(gate, up, activation):
     return (wide / (1 + np.exp(-twice)) * f32(up)).astype(bf16)
 
 
+def multiply(a, b):
+    return (f32(a) * f32(b)).astype(bf16)
+
+
 def add(a, b):
     return (f32(a) + f32(b)).astype(bf16)
 
@@ -144,6 +148,23 @@ class NumpyRunner:
                 heads = self.norm(heads.reshape(*x.shape[:-1], -1, len(weight)), weight)
             values[f"{of}_roped"] = rope(heads.reshape(values[of].shape), lut, self.config.head_dim)
         return values
+
+    def rms_gemms_gate(self, **arrays):
+        return self.before_conv(gemm, **arrays)
+
+    def rms_gemv_gate(self, **arrays):
+        return self.before_conv(gemv, **arrays)
+
+    def before_conv(self, product, *, x, attn_norm, w_conv_b, w_conv_c, w_conv_x):
+        normed = self.norm(x, attn_norm)
+        b, c, x = (product(weight, normed) for weight in (w_conv_b, w_conv_c, w_conv_x))
+        return {"conv_b": b, "conv_c": c, "conv_x": x, "gated": multiply(b, x)}
+
+    def short_conv(self, conv_rows, conv_c, w_conv):
+        conv = (f32(conv_rows) * f32(w_conv)).sum(-2).astype(bf16)
+        return {"conv": conv, "attn_out": multiply(conv_c, conv)}
+
+    short_conv_row = short_conv
 
     def flash_attn(self, q_roped, k_roped, v):
         head_dim, factors = self.config.head_dim, self.config.multipliers

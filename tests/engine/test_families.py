@@ -54,6 +54,11 @@ FAMILY_ROWS = {
         "residual_multiplier": 0.22,
         "logits_scaling": 1.7,
     },
+    "lfm2": {
+        "family": "Lfm2",
+        "layer_types": ["conv", "full_attention", "conv"],
+        "pad_token_id": 0,
+    },
     "llama": {"family": "Llama"},
     "mistral": {"family": "Mistral", "sliding_window": 64},
     "olmo2": {"family": "Olmo2", "pad_token_id": 0},
@@ -136,7 +141,22 @@ def with_two_bases(shape, number):
     return shape | {"layer_types": kinds, "rope_parameters": ropes, "head_dim": (64, 256, 96)[number % 3]}
 
 
-CHANGED = {"phi3": with_partial_rotary, "gemma3_text": with_two_bases}
+def with_convolutions(shape, number):
+    """Heads as wide as the model, kinds of layers in turn, and an FFN whose width is rounded in some."""
+    layers, head_dim = 2 + number % 3, (32, 64)[number % 2]
+    kinds = [("conv", "full_attention", "conv")[(layer + number) % 3] for layer in range(layers)]
+    return shape | {
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "hidden_size": shape["num_attention_heads"] * head_dim,
+        "head_dim": head_dim,
+        "norm_eps": shape["rms_norm_eps"],
+        "block_auto_adjust_ff_dim": bool(number % 2),
+        "block_ffn_dim_multiplier": 1.0 + 0.3 * (number % 3),
+    }
+
+
+CHANGED = {"phi3": with_partial_rotary, "gemma3_text": with_two_bases, "lfm2": with_convolutions}
 """What a family's random shapes have otherwise."""
 CASES = [(family, number) for family in FAMILY_ROWS for number in range(SHAPES_EACH)]
 
@@ -180,8 +200,9 @@ def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
     theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}ForCausalLM").config_class(**MINIMAL)
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert ours.head_dim == head_dim
-    for name in ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):
+    for name in ("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"):
         assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.rms_norm_eps == getattr(theirs, ours.family.norm_eps_entry)
     ropes = theirs.rope_parameters
     assert ours.rope_theta == ropes.get("full_attention", ropes)["rope_theta"]
     assert ours.local_rope_theta == ropes.get("sliding_attention", {}).get("rope_theta")

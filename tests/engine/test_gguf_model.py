@@ -52,6 +52,15 @@ SOURCES = {
         },
         "original_max_position_embeddings": 64,
     },
+    "lfm2": {
+        "family": "Lfm2",
+        "rope_parameters": PLAIN,
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "norm_eps": 1e-5,
+        "block_auto_adjust_ff_dim": False,
+        "pad_token_id": 0,
+    },
     "olmo2": {"family": "Olmo2", "rope_parameters": PLAIN, "pad_token_id": 0},
     "mistral": {"family": "Mistral", "sliding_window": None, "rope_parameters": PLAIN},
     "qwen2": {"family": "Qwen2", "rope_parameters": PLAIN},
@@ -425,8 +434,8 @@ def test_files_that_are_no_models(architecture, llama, tmp_path, monkeypatch):
     wanted = {
         "clip": "it is the projector of images of a model, and no model: give the model's own file",
         "controlvector": "it is a control vector, and no model",
-        "": "there is no general.architecture; of GGUF files llama, gemma3, granite, olmo2, phi3, qwen2, "
-        "qwen3 and smollm3 are run",
+        "": "there is no general.architecture; of GGUF files llama, gemma3, granite, lfm2, olmo2, phi3, "
+        "qwen2, qwen3 and smollm3 are run",
     }
     with pytest.raises(CheckpointError, match=wanted[architecture]):
         load_config(path)
@@ -534,3 +543,16 @@ def test_a_file_with_bytes_of_others_is_refused_or_read(seed, llama, tmp_path):
         text = str(checkpoint.weights.layer(0)["wq"].read().shape)
     assert text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("counts", [[0, 0, 0], [2, 0, 1], [0, -2, 0]])
+def test_convolutions_whose_heads_are_not_said(make_checkpoint, tmp_path, counts):
+    path = gguf_files.write(
+        tmp_path / "x.gguf",
+        Source(make_checkpoint(**SOURCES["lfm2"])),
+        keys={"lfm2.attention.head_count_kv": counts},
+    )
+    with pytest.raises(
+        CheckpointError, match=r"head_count_kv is \[.*\]: it must be 0 for each layer with a conv"
+    ):
+        load_config(path)

@@ -10,12 +10,19 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
+from aerie.engine.layer_states import LayerStates
 from aerie.engine.page_manager import PAGE_SIZE, PageManager, PoolFullError
 from aerie.engine.page_pool import PagedSequence, PagePool, page_bytes, pages_for
 
 CONFIG = cast(
     ModelConfig,
-    SimpleNamespace(num_hidden_layers=2, num_key_value_heads=2, head_dim=4, context=512),
+    SimpleNamespace(
+        layers_with_attention=(0, 1),
+        states=LayerStates((), 0, 0),
+        num_key_value_heads=2,
+        head_dim=4,
+        context=512,
+    ),
 )
 
 

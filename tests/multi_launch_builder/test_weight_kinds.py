@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from aerie.engine.program_library import names_with_kinds
 from aerie.kernel_builder.arguments import byte
 from aerie.kernel_builder.weight_blocks import Q4, Q8
+from aerie.llama32_1b.synthetic.shape import TINY
 from aerie.multi_launch_builder import program_store
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO
@@ -30,14 +34,26 @@ MIXED = WeightKinds(
     ],
 )
 def test_a_program_has_a_name_for_the_kinds_of_each_layer(program: str, names: list[str]) -> None:
-    assert MIXED.names(program) == names
-    assert WeightKinds().names(program) == [program]
+    config = replace(TINY, weight_kinds=MIXED)
+    assert names_with_kinds(config, [program]) == names
+    assert names_with_kinds(TINY, [program]) == [program]
+
+
+def test_a_program_has_names_for_the_layers_that_run_it() -> None:
+    """Layers with a short convolution have other programs than those with attention, and share the last."""
+    conv, attention = (("w_conv_b", "q4"), ("wo", "q8")), (("wq", "q8"),)
+    config = replace(TINY, weight_kinds=WeightKinds((conv, attention)), layers_with_conv=frozenset([0]))
+    assert names_with_kinds(config, ["rms_gemms_rope_ar8"]) == ["rms_gemms_rope_ar8_q8_bf16_bf16"]
+    assert names_with_kinds(config, ["rms_gemv_gate"]) == ["rms_gemv_gate_q4_bf16_bf16"]
+    assert names_with_kinds(config, ["o_gemv_ffn"]) == ["o_gemv_ffn_q8_bf16_bf16_bf16", "o_gemv_ffn"]
 
 
 def test_every_program_with_weights_is_known_with_its_matrices() -> None:
-    plans = [*plan_programs(DEMO, 64).values(), *(plan(DEMO, 8, 512) for plan in PLANS.values())]
+    shape = replace(DEMO, conv_taps=3)
+    plans = [*plan_programs(shape, 64).values(), *(plan(DEMO, 8, 512) for plan in PLANS.values())]
     for plan in plans:
-        matrices = [a.name for a in plan.arguments if a.role.value == "weight" and len(a.shape) == 2]
+        weights = [a for a in plan.arguments if a.role.value == "weight" and a.name != "w_conv"]
+        matrices = [a.name for a in weights if len(a.shape) == 2]
         known = [*MATRICES.get(plan.kind, ())]
         assert matrices == known or (known == ["lm_head"] and len(matrices) == 8)
 

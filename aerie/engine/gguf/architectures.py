@@ -36,12 +36,22 @@ GEMMA3_NAMES = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
-MODEL_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "cls.output": "score",
+LFM2_NAMES = {
+    **LAYER_NAMES,
+    "attn_norm": "operator_norm",
+    "ffn_norm": "ffn_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
 }
+
+MODEL_NAMES = {"token_embd": "model.embed_tokens", "output": "lm_head", "cls.output": "score"}
 
 ROPE_FREQS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -53,18 +63,27 @@ ROPE_TENSORS = (ROPE_FREQS, LONG_FACTORS, SHORT_FACTORS)
 class Architecture:
     """model_type: transformers' name for it. permutes_qk: whether the rows of queries and keys are permuted
     in the file (block_tensors.py). norms_added: what the file has added to the weights of all norms.
-    layer_names: as LAYER_NAMES."""
+    layer_names: as LAYER_NAMES. final_norm: the norm after the layers, in the file and in transformers."""
 
     model_type: str
     permutes_qk: bool = False
     norms_added: float = 0.0
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, hash=False)
+    final_norm: tuple[str, str] = ("output_norm", "model.norm")
+
+    @property
+    def model_names(self) -> Mapping[str, str]:
+        """Tensors outside of the layers, by the names that transformers has."""
+        return {**MODEL_NAMES, self.final_norm[0]: self.final_norm[1]}
 
 
 ARCHITECTURES = {
     "llama": Architecture("llama", permutes_qk=True),
     "gemma3": Architecture("gemma3_text", norms_added=1.0, layer_names=GEMMA3_NAMES),
     "granite": Architecture("granite", permutes_qk=True),
+    "lfm2": Architecture(
+        "lfm2", layer_names=LFM2_NAMES, final_norm=("token_embd_norm", "model.embedding_norm")
+    ),
     "olmo2": Architecture("olmo2", layer_names=OLMO2_NAMES),
     "phi3": Architecture("phi3"),
     "qwen2": Architecture("qwen2"),

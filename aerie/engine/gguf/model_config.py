@@ -121,12 +121,13 @@ def config_entries(model: GGUFModel) -> dict[str, Any]:
         "vocab_size": _vocab_size(keys),
         "hidden_size": hidden,
         "intermediate_size": keys.positive_int("feed_forward_length"),
+        **_convolutions(keys, architecture),
         "num_hidden_layers": keys.positive_int("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.positive_int("attention.head_count_kv", heads),
+        "num_key_value_heads": _kv_heads(keys, architecture, heads),
         "head_dim": head_dim,
         "max_position_embeddings": keys.positive_int("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5),
+        FAMILIES[architecture].norm_eps_entry: keys.number("attention.layer_norm_rms_epsilon", 1e-5),
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "eos_token_id": _eos_tokens(model),
         **_rotation(keys, architecture, head_dim),
@@ -134,6 +135,31 @@ def config_entries(model: GGUFModel) -> dict[str, Any]:
         **_other_models(keys),
         **_attention_scale(keys, architecture, head_dim),
     }
+
+
+def _kv_heads(keys: MetadataReader, architecture: str, heads: int) -> int:
+    """The key/value heads of layers with attention; files have 0 for layers with a convolution."""
+    given = keys.get("attention.head_count_kv")
+    if not FAMILIES[architecture].conv_tensors or not isinstance(given, list):
+        return keys.positive_int("attention.head_count_kv", heads)
+    counts = {count for count in given if isinstance(count, bool) or count != 0}
+    if len(counts) != 1 or not all(type(count) is int and count > 0 for count in counts):
+        raise keys.fail(
+            "attention.head_count_kv",
+            "it must be 0 for each layer with a convolution, and one number above 0 for all others: fetch "
+            "the file again",
+        )
+    return int(counts.pop())
+
+
+def _convolutions(keys: MetadataReader, architecture: str) -> dict[str, Any]:
+    """The kinds of layers of a family with convolutions, and its FFN's width as it is."""
+    if not FAMILIES[architecture].conv_tensors:
+        return {}
+    given = keys.get("attention.head_count_kv")
+    kinds = ["full_attention" if count else "conv" for count in given] if isinstance(given, list) else []
+    taps = {"conv_L_cache": keys.positive_int("shortconv.l_cache")} if "conv" in kinds else {}
+    return {"block_auto_adjust_ff_dim": False, **({"layer_types": kinds} if kinds else {}), **taps}
 
 
 def _attention_scale(keys: MetadataReader, architecture: str, head_dim: int) -> dict[str, float]:

@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from aerie.engine.gguf.architectures import ARCHITECTURES, MODEL_NAMES, ROPE_TENSORS, Architecture
+from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_TENSORS, Architecture
 from aerie.engine.gguf.block_groups import quantised_block_tensor
 from aerie.engine.gguf.block_tensors import BlockTensor
 from aerie.engine.gguf.container import GGUFError, TensorEntry, short
 from aerie.engine.gguf.model_files import GGUFModel
 from aerie.engine.tensors import DTYPES, Tensor
 
-IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
+IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+|shortconv\.\w+)\.(weight|bias)")
+TAPS = "shortconv.conv"
+"""The taps of a convolution: (columns, taps) in files, and (columns, 1, taps) in transformers."""
 PERMUTED = ("attn_q", "attn_k")
 IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd|blk\.\d+\.rope_freqs\.weight")
 """Tables of RoPE in older files, which follow from the metadata."""
@@ -58,7 +60,7 @@ def name_in_file(name: str, architecture: Architecture) -> str:
     stem, _, suffix = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
     if layer is None:
-        found = next((ours for ours, theirs in MODEL_NAMES.items() if theirs == stem), None)
+        found = next((ours for ours, theirs in architecture.model_names.items() if theirs == stem), None)
         return f"{found}.{suffix}" if found else name
     names = architecture.layer_names.items()
     found = next((ours for ours, theirs in names if theirs == layer[2]), None)
@@ -74,8 +76,8 @@ def _named(
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensor, or the parts of it, with the names that they have."""
     stem, _, suffix = name.rpartition(".")
-    if stem in MODEL_NAMES:
-        yield f"{MODEL_NAMES[stem]}.{suffix}", _tensor(entry)
+    if stem in architecture.model_names:
+        yield f"{architecture.model_names[stem]}.{suffix}", _tensor(entry)
         return
     found = IN_LAYER.fullmatch(name)
     if found is None:
@@ -87,6 +89,8 @@ def _named(
         if part not in architecture.layer_names:
             raise _unknown(name, entry, architecture)
         permuted_head = sizes.head_dim if architecture.permutes_qk and part in PERMUTED else 0
+        if part == TAPS:
+            entry = entry._replace(shape=(entry.shape[0], 1, *entry.shape[1:]))
         called = f"model.layers.{layer}.{architecture.layer_names[part]}.{suffix}"
         yield called, _tensor(entry, permuted_head, *((first, rows) if len(parts) > 1 else ()))
         first += rows

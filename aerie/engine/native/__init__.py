@@ -83,6 +83,33 @@ class KVPosition(ctypes.Structure):
             )
 
 
+class StatePositions(ctypes.Structure):
+    """The positions whose rows of a state each token reads (layer_states.py). The same struct is in
+    decode_attention.cc."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_int64),
+        ("reads", ctypes.c_int64),
+        ("positions", ctypes.c_void_p),
+    )
+
+    def set(self, positions: NDArray[np.int64]) -> None:
+        """Read these rows, int64 (tokens, reads), the token's own last; -1 where there is none."""
+        self.array = np.ascontiguousarray(positions, np.int64)  # the pointer needs it alive
+        self.tokens, self.reads = self.array.shape
+        self.positions = self.array.ctypes.data
+
+
+class _StateLayer(ctypes.Structure):
+    """A state's rows, and the new or the gathered ones. The same struct is in decode_attention.cc."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("state", "rows")),
+        *((name, ctypes.c_int64) for name in ("width", "nbytes")),
+        ("positions", ctypes.POINTER(StatePositions)),
+    )
+
+
 _ARRAYS = ("query", "key_rows", "value_rows", "keys", "values", "out")
 _SIZES = ("heads", "kv_heads", "head_dim", "capacity", "threads")
 
@@ -157,7 +184,8 @@ class NativeAttention:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.seconds = 0.0
         self.keep_rows, self.attend = library.keep_rows, library.decode_attention
-        for function in (self.keep_rows, self.attend):
+        self._of_states = {name: getattr(library, name) for name in ("store_state_rows", "gather_state_rows")}
+        for function in (self.keep_rows, self.attend, *self._of_states.values()):
             function.argtypes = [ctypes.c_void_p] * 3
 
     def can_attend(self, keys: BF16Array, visible: object) -> bool:
@@ -170,7 +198,18 @@ class NativeAttention:
             return step == 1 and start < stop
         return isinstance(visible, np.ndarray) and visible.dtype == np.int64 and visible.size > 0
 
-    def timed(self, function: Any, layer: _Layer) -> None:
+    def state_work(self, name: str, positions: StatePositions, state: BF16Array, rows: BF16Array) -> HostWork:
+        """The host work of `store_state_rows` or `gather_state_rows` on a layer's state, (capacity, width),
+        and rows of its width; all are contiguous and stay at their addresses."""
+        for array_name, array in (("state", state), ("rows", rows)):
+            _check(array_name, array, array.size // state.shape[1] * state.shape[1])
+        pointers = (array.ctypes.data for array in (state, rows))
+        in_c = _StateLayer(*pointers, state.shape[1], rows.nbytes, ctypes.pointer(positions))
+        function, keeps = self._of_states[name], (in_c, positions, state, rows)
+        code = HostCode(ctypes.cast(function, ctypes.c_void_p).value or 0, ctypes.addressof(in_c), keeps)
+        return HostWork(partial(self.timed, function, in_c), code)
+
+    def timed(self, function: Any, layer: _Layer | _StateLayer) -> None:
         """Call one of the functions, and add its time to `seconds`."""
         started = time.perf_counter()
         function(ctypes.byref(layer), None, None)

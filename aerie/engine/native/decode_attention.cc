@@ -45,6 +45,20 @@ struct Layer {
   const KVPosition* position;
 };
 
+// The rows of a state that each token reads, its own last; __init__.py has the same struct. -1: there is none.
+struct StatePositions {
+  std::int64_t tokens, reads;
+  const std::int64_t* positions;  // (tokens, reads)
+};
+
+// One layer's state and new rows, or what is gathered of it; __init__.py has the same struct.
+struct StateLayer {
+  std::uint16_t* state;  // (capacity, width)
+  std::uint16_t* rows;  // to store: (rows, width); gathered: (rows, reads, width)
+  std::int64_t width, nbytes;  // nbytes: of `rows`
+  const StatePositions* positions;
+};
+
 struct Job : Layer {
   std::int64_t group, first, positions;
   std::int64_t padded;  // positions, rounded up to whole tiles
@@ -415,6 +429,29 @@ EXPORTED int keep_rows(const Layer* layer, void*, void*) {
       std::memcpy(layer->keys + to, layer->key_rows + from, width * sizeof(std::uint16_t));
       std::memcpy(layer->values + to, layer->value_rows + from, width * sizeof(std::uint16_t));
     }
+  }
+  return 0;
+}
+
+// Store the new rows of a state at the tokens' own positions. Returns 0.
+EXPORTED int store_state_rows(const StateLayer* layer, void*, void*) {
+  const StatePositions& positions = *layer->positions;
+  for (std::int64_t token = 0; token < positions.tokens; ++token) {
+    const std::int64_t own = positions.positions[(token + 1) * positions.reads - 1];
+    std::memcpy(layer->state + own * layer->width, layer->rows + token * layer->width, layer->width * sizeof(std::uint16_t));
+  }
+  return 0;
+}
+
+// Write the rows that each token reads to the first of the layer's rows, and zeros to those behind. Returns 0.
+EXPORTED int gather_state_rows(const StateLayer* layer, void*, void*) {
+  const StatePositions& positions = *layer->positions;
+  std::memset(layer->rows, 0, layer->nbytes);
+  for (std::int64_t read = 0; read < positions.tokens * positions.reads; ++read) {
+    const std::int64_t position = positions.positions[read];
+    if (position < 0) continue;
+    std::memcpy(layer->rows + read * layer->width, layer->state + position * layer->width,
+                layer->width * sizeof(std::uint16_t));
   }
   return 0;
 }

@@ -125,7 +125,7 @@ def _programs_for(model: LoadedModel, prompt: int, more: int) -> Iterator[str]:
 
 def _weights(config: ModelConfig) -> int:
     """Weight elements that a pass reads."""
-    return config.num_hidden_layers * config.layer_parameters + config.vocab_size * config.hidden_size
+    return config.layers_parameters + config.vocab_size * config.hidden_size
 
 
 def check_drafter(

@@ -1,0 +1,113 @@
+"""What layers without attention keep of a sequence, in the pages of its keys and values.
+
+A layer of a short convolution computes a row for each position, and later positions read the rows of the
+few positions before them. The rows lie in the pages as keys and values do, and what holds for these holds for
+them: a page that is found again has the state at its end, a rejected draft token is forgotten by the length
+alone, and a sequence that is copied, swapped out or saved takes its state along.
+
+Before a launch reads them, the host gathers for each row of a call the rows that it reads, so a row's bits do
+not depend on what stands beside it. Positions before the first one have zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.common.errors import UserError
+from aerie.engine.native import StatePositions, native_attention
+from aerie.engine.numerics import BF16Array, bf16
+from aerie.runtime import HostWork
+
+NOT_BUILT = {
+    "context_end": "what these keep does not move with the positions behind: leave context_end out",
+    "chunks": "a convolution reads the tokens before a chunk, whatever they are: give whole prompts",
+    "export": "the static form has attention in every layer: run it with aerie run",
+}
+"""What models with short convolutions cannot do, with the reason and what to do."""
+BEFORE_START = -1
+"""In place of a position of the pool: there is none, and the row is zeros."""
+
+
+class LayerStates(NamedTuple):
+    """layers: those that keep rows of `width` elements, by number; empty if all layers have attention. reach:
+    the number of positions before its own whose rows a position reads."""
+
+    layers: tuple[int, ...]
+    width: int
+    reach: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a position, in all layers."""
+        return len(self.layers) * self.width * bf16.itemsize
+
+    def shape(self, positions: int) -> tuple[int, ...]:
+        """The shape of the rows of all layers: (layers, 1, positions, width), as of keys with one head."""
+        return len(self.layers), 1, positions, self.width
+
+
+def check_no_states(states: LayerStates, feature: str, what: str) -> None:
+    """Raises UserError for a feature of NOT_BUILT if layers have states. what: how it was asked for."""
+    if states.layers:
+        raise UserError(
+            f"{what}, and {len(states.layers)} layers of this model are short convolutions: "
+            f"{NOT_BUILT[feature]}"
+        )
+
+
+def read_positions(first: int, count: int, reach: int) -> NDArray[np.int64]:
+    """The positions whose rows are read at positions first .. first + count - 1 of a sequence: int64 (count,
+    reach + 1), the own one last. Those below 0 are before its start."""
+    return first + np.arange(count)[:, None] + np.arange(-reach, 1)
+
+
+class StateRows:
+    """Stores the rows of new tokens, and gathers what a launch reads for them.
+
+    states: of each layer, (1, positions, width). Call `set_positions` before each call.
+    """
+
+    def __init__(self, states: Sequence[BF16Array]) -> None:
+        self._states, self._positions = states, StatePositions()
+        self._native = native_attention()
+
+    def set_positions(self, positions: NDArray[np.int64]) -> None:
+        """Positions in the pool of the rows that each token reads, its own last: int64 (tokens, reach + 1).
+        BEFORE_START stands for those that a sequence has not. Raises IndexError for one outside the pool."""
+        capacity = self._states[0].shape[1] if self._states else None
+        if capacity and positions.size and not BEFORE_START <= positions.min() <= positions.max() < capacity:
+            raise IndexError(f"positions {positions.min()}..{positions.max()} in a pool of {capacity}")
+        self._positions.set(positions)
+
+    def store(self, layer: int, new: BF16Array) -> HostWork:
+        """The host work that stores the first of these rows, (rows, width), one for each token. layer: by
+        number among those with states. The arrays must stay at their addresses."""
+        state = self._states[layer][0]
+        if self._native:
+            return self._native.state_work("store_state_rows", self._positions, state, new)
+
+        def store() -> None:
+            own = self._positions.array[:, -1]
+            state[own] = new[: len(own)]
+
+        return HostWork(store)
+
+    def gather(self, layer: int, out: BF16Array) -> HostWork:
+        """The host work that writes the rows that each token reads to the first of `out`, (rows, reach + 1,
+        width), and zeros to those behind."""
+        state = self._states[layer][0]
+        if self._native:
+            return self._native.state_work("gather_state_rows", self._positions, state, out)
+
+        def gather() -> None:
+            positions = self._positions.array
+            count = len(positions)
+            out[:count] = state[positions]
+            out[:count][positions == BEFORE_START] = 0
+            out[count:] = 0
+
+        return HostWork(gather)

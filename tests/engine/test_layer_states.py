@@ -1,0 +1,326 @@
+"""What layers without attention keep of a sequence: against transformers, and the same however it is
+scheduled, taken back, swapped out, found again or saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aerie.cli.arguments import default_cache_dir
+from aerie.common.errors import UserError
+from aerie.engine import layer_states
+from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.config import load_config
+from aerie.engine.errors import ConfigError
+from aerie.engine.forward import decode_step, prefill
+from aerie.engine.layer_states import BEFORE_START, LayerStates, StateRows, read_positions
+from aerie.engine.native import native_attention
+from aerie.engine.numerics import bf16
+from aerie.engine.open_session import prepare_runtime
+from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import PagedSequence, page_bytes
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
+from aerie.engine.sampler import Sampler
+from aerie.engine.saved_sequence import restore_sequence, save_sequence
+from aerie.engine.session import Session
+from aerie.engine.static_form import static_sizes
+from aerie.runtime import select_backend
+from tests.engine.checkpoints import edit_json
+from tests.engine.scheduling import NEW, Arrival, Family, Listening, run, sampler, session_of
+from tests.engine.test_drawn_schedules import check as check_drawn_schedules
+
+KINDS = ["conv", "full_attention", "conv"]
+LFM2 = {
+    "family": "Lfm2",
+    "num_hidden_layers": 3,
+    "layer_types": KINDS,
+    "block_auto_adjust_ff_dim": False,
+    "pad_token_id": 0,
+    "max_position_embeddings": 512,
+    "vocab_size": 1500,
+}
+REACH = 2
+
+
+@pytest.fixture(scope="module")
+def folder(make_checkpoint: Callable[..., Path]) -> Path:
+    return make_checkpoint(seed=7, **LFM2)
+
+
+def opened(folder: Path, decode: str = "rows") -> Session:
+    return session_of(open_checkpoint(folder), decode)
+
+
+@pytest.fixture(scope="module", params=["guide", "rows"])
+def session(request: pytest.FixtureRequest, folder: Path) -> Session:
+    return opened(folder, request.param)
+
+
+@pytest.fixture(scope="module")
+def family(folder: Path) -> Family:
+    return Family(opened(folder))
+
+
+def test_logits_are_those_of_transformers(against: Any, folder: Path, session: Session) -> None:
+    against.check(session.model, folder, 71, 8)
+
+
+def bits(model: Any, prompt: list[int], fed: list[int], parts: list[int]) -> bytes:
+    """Of the rows of a prompt in parts that end at these positions, and of tokens after it."""
+    cache, rows = model.new_cache(len(prompt) + len(fed)), []
+    for part in np.split(np.array(prompt), parts):
+        rows += [*prefill(model, part.tolist(), cache)]
+    rows += [decode_step(model, token, cache) for token in fed]
+    return np.array(rows).tobytes()
+
+
+def test_a_prompt_in_parts_has_the_bits_of_the_whole(against: Any, session: Session) -> None:
+    """Parts of one, two and three tokens too, which reach back to more than one part."""
+    tokens = against.random_tokens(session.model, 79)
+    prompt, fed = tokens[:71], tokens[71:]
+    assert bits(session.model, prompt, fed, [1, 2, 5, 35, 64]) == bits(session.model, prompt, fed, [])
+
+
+def test_tokens_that_are_taken_back_leave_nothing(against: Any, session: Session) -> None:
+    tokens = against.random_tokens(session.model, 70)
+    cache = session.model.new_cache(70)
+    prefill(session.model, tokens[:66], cache)
+    expected = [decode_step(session.model, token, cache).tobytes() for token in tokens[66:]]
+    for length in (66, 65, 64, 63):
+        cache.length = length
+        others = [(token + 1) % 500 for token in tokens[length:]]
+        for token in others:
+            decode_step(session.model, token, cache)
+        cache.length = min(length, 63)
+        prefill(session.model, tokens[cache.length : 66], cache)
+        found = [decode_step(session.model, token, cache).tobytes() for token in tokens[66:]]
+        assert found == expected, length
+
+
+def together(family: Family, pages: int, spare: int) -> tuple[list[Any], int]:
+    """All requests at once, two of them stopped on the way: their tokens and bits, and how often one gave
+    way."""
+    scheduler, heard = family.scheduler(pages, spare), []
+
+    def arrival(number: int, prompt: list[int]) -> Arrival:
+        listening = sampler(number)
+        heard.append(listening)
+        return Arrival(
+            number // 3,
+            lambda: scheduler.add_request(prompt, NEW, listening),
+            lambda request, _: number in (4, 7) and len(request.token_ids) >= 2,
+        )
+
+    requests = run(scheduler, [arrival(*each) for each in enumerate(family.prompts)])
+    assert [one.error for one in requests] == [None] * len(requests)
+    made = [(list(one.token_ids), one_heard.bits) for one, one_heard in zip(requests, heard, strict=True)]
+    return made, scheduler.stats.preemptions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pages", "spare"), [(40, 0), (8, 0), (8, 6)], ids=["room", "again", "swapped"])
+def test_a_batch_has_the_bits_of_each_alone(family: Family, pages: int, spare: int) -> None:
+    """Prompts that begin alike share pages; where pages run out, one is computed again or swapped out; two
+    are stopped."""
+    made, preemptions = together(family, pages, spare)
+    for number, (found, alone) in enumerate(zip(made, family.alone, strict=True)):
+        count = len(found[0])
+        assert (found[0], found[1][:count]) == (alone[0][:count], alone[1][:count]), number
+    assert bool(preemptions) == (pages < 40)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda positions: np.roll(positions, 1, axis=0),
+        lambda positions: np.where(positions % PAGE_SIZE == PAGE_SIZE - 1, BEFORE_START, positions),
+    ],
+    ids=["of another row", "nothing of the page before"],
+)
+@pytest.mark.slow
+def test_a_wrong_state_would_be_seen(family: Family, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = StateRows.set_positions
+
+    def faulty(self: StateRows, positions: Any) -> None:
+        other = wrong(positions)
+        other[:, -1] = positions[:, -1]
+        right(self, other)
+
+    monkeypatch.setattr(StateRows, "set_positions", faulty)
+    made, _ = together(family, 24, 0)
+    assert [found[1][:1] for found in made] != [alone[1][:1] for alone in family.alone]
+
+
+@pytest.mark.slow
+def test_drafts_change_no_token(folder: Path) -> None:
+    """Rejected drafts are forgotten, and their rows are written anew."""
+    check_drawn_schedules(opened(folder), ["lookup"])
+
+
+def test_a_prefix_is_found_with_its_state(against: Any, family: Family) -> None:
+    """At the end of a page the next token reads rows of that page."""
+    model, scheduler = family.session.model, family.scheduler(24)
+    text = against.random_tokens(model, 2 * PAGE_SIZE + 1)
+    first, again = (list(scheduler.add_request(text, 3, Sampler())) for _ in range(2))
+    assert first == again
+    other = [*text[: 2 * PAGE_SIZE], 7]
+    longer, heard = scheduler.add_request(other, 3, found := Listening()), Listening()
+    alone = list(family.scheduler(24).add_request(other, 3, heard))
+    assert (list(longer), found.bits) == (alone, heard.bits)
+    assert longer.cached_tokens == 2 * PAGE_SIZE
+
+
+def test_a_saved_sequence_has_its_state(against: Any, session: Session, tmp_path: Path) -> None:
+    model = session.model
+    tokens = against.random_tokens(model, 80)
+    cache = model.new_cache(80)
+    prefill(model, tokens[:70], cache)
+    save_sequence(cache, None, tmp_path / "saved", {"made by": "this"})
+    expected = [decode_step(model, token, cache).tobytes() for token in tokens[70:]]
+    pool = model.new_pool(4)
+    PagedSequence(pool).reserve(1)  # so that pages are others
+    restored, _ = restore_sequence(pool, tmp_path / "saved", {"made by": "this"}, session.grammar_compiler)
+    other = model.new_cache(80)
+    at, to = restored.pool_positions(0, 70), other.pool_positions(0, 70)
+    for ours, theirs in zip(pool._arrays, other.pool._arrays, strict=True):
+        theirs[:, :, to] = ours[:, :, at]
+    other.advance(tokens[:70])
+    assert [decode_step(model, token, other).tobytes() for token in tokens[70:]] == expected
+
+
+# The parts by themselves.
+
+
+def test_which_rows_are_read() -> None:
+    assert read_positions(0, 3, 2).tolist() == [[-2, -1, 0], [-1, 0, 1], [0, 1, 2]]
+    assert read_positions(7, 1, 0).tolist() == [[7]]
+
+
+@pytest.mark.parametrize("is_native", [False, True])
+def test_rows_are_stored_and_gathered(is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over pages that lie apart, with zeros before the start and behind the tokens."""
+    if not is_native:
+        monkeypatch.setattr(layer_states, "native_attention", lambda: None)
+    elif native_attention() is None:
+        pytest.skip("there is no C++ compiler")
+    state = np.zeros((1, 12, 4), bf16)
+    rows = StateRows([state])
+    new, out = np.arange(1, 17).reshape(4, 4).astype(bf16), np.full((3, 3, 4), 9, bf16)
+    rows.set_positions(np.array([[BEFORE_START, BEFORE_START, 8], [BEFORE_START, 8, 9]]))
+    rows.store(0, new).run()
+    assert state[0, 8:10].tolist() == new[:2].tolist()
+    rows.gather(0, out).run()
+    zero = [0.0] * 4
+    first, second = new[:2].tolist()
+    assert out.tolist() == [[zero, zero, first], [zero, first, second], [zero, zero, zero]]
+    with pytest.raises(IndexError, match=r"positions 3..12 in a pool of 12"):
+        rows.set_positions(np.array([[3, 12]]))
+    with pytest.raises(IndexError, match=r"positions -2..3 in a pool of 12"):
+        rows.set_positions(np.array([[-2, 3]]))
+
+
+def test_what_a_page_takes(folder: Path) -> None:
+    """Keys and values of one layer, and a row of two others."""
+    config = load_config(folder)
+    assert config.states == LayerStates((0, 2), 256, REACH)
+    assert page_bytes(config) == PAGE_SIZE * (2 * 2 * 64 + 2 * 256) * 2
+    assert config.with_layers(1).layers_with_conv == frozenset()
+    assert config.with_layers(7).layers_with_conv == {0, 2, 3, 5, 6}
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"context_end": "shift"},
+            "context_end (CONTEXT_END) is 'shift', which drops tokens, and 2 layers of this model are short "
+            "convolutions: what these keep does not move with the positions behind: leave context_end out",
+        ),
+        (
+            {"devices": (0, 1), "decode": "rows"},
+            "2 devices cannot share this model (4 query heads, 2 key/value heads, FFN width 512): it has "
+            "short convolutions, whose columns are not divided among devices; what works: 1",
+        ),
+    ],
+)
+def test_what_is_not_built_is_refused(folder: Path, options: Any, message: str) -> None:
+    chosen = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), **options)
+    with pytest.raises(UserError) as caught:
+        prepare_runtime(open_checkpoint(folder), chosen, Reporter())
+    assert str(caught.value) == message
+
+
+def test_chunks_and_the_static_form_are_refused(folder: Path, family: Family) -> None:
+    with pytest.raises(
+        UserError, match=r"^chunks are computed each alone, and 2 layers of .* whole prompts$"
+    ):
+        family.session.chunk_registry()
+    with pytest.raises(
+        UserError, match=r"^a Lfm2ForCausalLM is exported as one program, and 2 .* aerie run$"
+    ):
+        static_sizes(load_config(folder), 1, 1, 8, 64)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            {"layer_types": ["conv"] * 3},
+            "layer_types has 3 entries for 3 layers, 3 of them 'conv'; each layer",
+        ),
+        ({"layer_types": KINDS[:2]}, "layer_types has 2 entries for 3 layers, 1 of them 'conv'; each layer"),
+        (
+            {"layer_types": ["conv", "full_attention", "mamba"]},
+            "layer_types has 'mamba'; only 'full_attention'",
+        ),
+        ({"conv_L_cache": 0}, "conv_L_cache is 0; it must be a whole number, 1 or more"),
+        ({"conv_L_cache": 65}, "conv_L_cache is 65; no more than 64 are supported"),
+        ({"conv_bias": True}, "conv_bias is True: no launch adds a bias there"),
+        ({"block_use_swiglu": False}, "block_use_swiglu is False: the FFN's launch computes SwiGLU"),
+        ({"use_pos_enc": False}, "use_pos_enc is False: attention turns heads by their positions"),
+        (
+            {"block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1e9},
+            "the FFN's width, from intermediate_size and block_ffn_dim_multiplier, is 341000000000; it must",
+        ),
+    ],
+)
+def test_a_config_that_says_another_model(folder: Path, entries: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    edit_json(tmp_path / "config.json", **entries)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path)
+    assert message in str(caught.value)
+
+
+def test_the_entries_of_released_files(folder: Path, tmp_path: Path) -> None:
+    """LFM2-350M's: the FFN's width by its first name, which layers attend, and tied embeddings by theirs."""
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    edit_json(
+        tmp_path / "config.json",
+        layer_types=None,
+        full_attn_idxs=[2],
+        block_ff_dim=6656,
+        block_auto_adjust_ff_dim=True,
+        tie_word_embeddings=None,
+        tie_embedding=False,
+    )
+    config = load_config(tmp_path)
+    assert (config.intermediate_size, config.layers_with_conv) == (4608, {0, 1})
+    assert not config.tie_word_embeddings
+
+
+def test_heads_that_are_not_as_wide_as_the_model(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint(seed=7, **LFM2 | {"head_dim": 32})
+    chosen = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
+    with pytest.raises(
+        ConfigError, match=r"num_attention_heads \* head_dim=128 is not hidden_size=256, and la"
+    ):
+        prepare_runtime(open_checkpoint(folder), chosen, Reporter())
