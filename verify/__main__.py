@@ -302,8 +302,11 @@ def _in_blocks(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 def _check_chunks(
     checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 ) -> Iterator[ChunkModeResult]:
-    """Check every mode of chunks, of the same models."""
+    """Check every mode of chunks, of the same models where they have chunks."""
     for name, model in _kinds(checkpoint, report):
+        if model.config.states.layers:
+            report.note(f"{name}: no chunks, as layers of a {model.config.architecture} keep states")
+            continue
         stops = replace(rows_options(options, model.config), context_end=STOP)
         session, reference = _open_both(model, stops, report)
         yield from try_modes(name, session, reference)

@@ -1,20 +1,36 @@
-"""Modules of transformers' layers that a family has in one: queries, keys and values; gate and up.
+"""Modules of transformers' layers that a family has in one, or calls otherwise: queries, keys and values;
+gate and up; the projections of a short convolution.
 
-The steps of a layer name the parts (`self_attn.q_proj`). Where a layer has the whole alone, a part is some of
-its rows, and of its output some columns; transformers' model itself is not changed.
+The steps of a layer name the parts as Llama does (`self_attn.q_proj`). Where a layer has the whole alone, a
+part is some of its rows, and of its output some columns; transformers' model itself is not changed.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from aerie.engine.model_family import FUSED, LAYER_TENSORS, QKV_BIAS
+from aerie.engine.model_family import CONV, FUSED, LAYER_TENSORS, QKV_BIAS
 
-_NAMES = {**LAYER_TENSORS, **QKV_BIAS}
+_NAMES = {**LAYER_TENSORS, **QKV_BIAS, **CONV}
+
+_OTHERWISE = {
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "self_attn.out_proj",
+    "self_attn.q_norm": "self_attn.q_layernorm",
+    "self_attn.k_norm": "self_attn.k_layernorm",
+    "mlp": "feed_forward",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "model.norm": "model.embedding_norm",
+}
+"""What LFM2 calls modules of a layer, and of the model, by Llama's names."""
 
 
 def module_part(layer: Any, path: str) -> tuple[Any, slice]:
     """The module at `path` of a layer or model, or the one that has it, and its columns in the output."""
+    path = module_path(layer, path)
     for fields, (whole, *_) in FUSED.items():
         parts = [_NAMES[field].rpartition(".")[0] for field in fields]
         if path in parts and not _has(layer, path):
@@ -25,15 +41,23 @@ def module_part(layer: Any, path: str) -> tuple[Any, slice]:
     return layer.get_submodule(path), slice(None)
 
 
+def module_path(layer: Any, path: str) -> str:
+    """What this layer or model calls the module at `path`."""
+    other = _OTHERWISE.get(path, "")
+    return other if other and _has(layer, other) and not _has(layer, path) else path
+
+
 def _has(layer: Any, path: str) -> bool:
-    parent, _, name = path.rpartition(".")
-    return hasattr(layer.get_submodule(parent), name)
+    *parents, name = path.split(".")
+    for parent in parents:
+        layer = getattr(layer, parent, None)
+    return hasattr(layer, name)
 
 
 def _widths(layer: Any, parts: int, whole: int) -> list[int]:
-    """Columns of each part: of queries, keys and values by their heads, of gate and up the half."""
-    if parts == 2:
-        return [whole // 2] * 2
+    """Columns of each part: of queries, keys and values by their heads, of others equally many."""
+    if parts == 2 or hasattr(layer, "conv"):
+        return [whole // parts] * parts
     attention = layer.self_attn
     keys = attention.config.num_key_value_heads * attention.head_dim
     return [whole - 2 * keys, keys, keys]

@@ -50,6 +50,8 @@ class DequantisedFiles:
         values = self._stored(name)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         entry = next((entry for part, entry in heads.items() if part in name), None)
+        if name.endswith("conv.conv.weight"):
+            return values[:, None]
         if name.endswith("norm.weight"):
             return values - np.float32(self._norms_added)
         if entry is None or not self._is_permuted:

@@ -20,7 +20,7 @@ from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
 from aerie.verify.bounds import GateFailure, session_numerics
-from aerie.verify.layer_steps import LayerStep, head_steps, layer_steps
+from aerie.verify.layer_steps import LayerStep, head_steps, steps_of_layers
 from aerie.verify.measures import (
     MAX_DRIFT,
     MAX_DRIFT_BFP16,
@@ -110,12 +110,16 @@ class ReferencePasses:
     """Transformers' model in bf16 and in float32, and the values that both computed for `token_ids`, at the
     positions that are compared.
 
-    numerics: how our products are computed: "exact", or anything else for block floating point. steps: of a
-    layer.
+    numerics: how our products are computed: "exact", or anything else for block floating point. steps: of
+    each layer.
     """
 
     def __init__(
-        self, reference: Reference, token_ids: Sequence[int], steps: Sequence[LayerStep], numerics: str
+        self,
+        reference: Reference,
+        token_ids: Sequence[int],
+        steps: Sequence[Sequence[LayerStep]],
+        numerics: str,
     ) -> None:
         self.numerics, self.steps = numerics, steps
         self.drift = MAX_DRIFT if numerics == "exact" else MAX_DRIFT_BFP16
@@ -130,10 +134,10 @@ class ReferencePasses:
         """
         captured = capture_reference(model, token_ids, self.steps, self.positions)
         bench = StepReference(model, self.positions)
-        for step in self.steps:
-            if step.module_hook or step.equals:
-                continue
-            for layer in range(len(model.model.layers)):
+        for layer, steps in enumerate(self.steps):
+            for step in steps:
+                if step.module_hook or step.equals:
+                    continue
                 values = {name: captured[layer, name] for name in step.inputs}
                 captured[layer, step.name] = bench.compute(layer, step, values)
         return captured
@@ -144,9 +148,9 @@ class ReferencePasses:
         before: F32Array | None = self._run(self.bf16, 0, "input", recorded.positions)
         for layer, values in enumerate(recorded.layers):
             inputs = values if before is None else {**values, "before": before}
-            for step in self.steps:
+            for step in self.steps[layer]:
                 yield self._row(recorded, layer, step, inputs, benches)
-            before = values.get(self.steps[-1].name)
+            before = values.get(self.steps[layer][-1].name)
         inputs = recorded.head if before is None else {**recorded.head, "last": before[-1:]}
         benches = self._benches(recorded, recorded.head_uses_gemm)
         for step in head_steps(self.models[0]):
@@ -234,7 +238,7 @@ def try_layers(
 
 def reference_passes(session: Session, reference: Reference, token_ids: Sequence[int]) -> ReferencePasses:
     """What the reference computes for these tokens, to compare with this session."""
-    steps = layer_steps(session.model.config.shape)
+    steps = steps_of_layers(session.model.config)
     return ReferencePasses(reference, token_ids, steps, session_numerics(session))
 
 

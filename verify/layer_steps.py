@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
+from aerie.engine.config import ModelConfig
 from aerie.kernel_builder.arguments import WRITTEN_ROLES
 from aerie.multi_launch_builder import ModelShape, round_up_seq_len
 from aerie.multi_launch_builder.program import LaunchPlan as Launch
 from aerie.multi_launch_builder.program import ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
-from aerie.verify.fused_modules import module_part, weight_of
+from aerie.verify.fused_modules import module_part, module_path, weight_of
 
 
 class Bench(Protocol):
@@ -29,6 +30,8 @@ class Bench(Protocol):
     def rotate(self, attention: Any, x: Any) -> Any: ...
 
     def attend(self, attention: Any, query: Any, keys: Any, values: Any) -> Any: ...
+
+    def convolve(self, conv: Any, rows: Any) -> Any: ...
 
 
 Compute = Callable[[Bench, Any, Mapping[str, Any]], Any]
@@ -46,6 +49,8 @@ BEFORE, AFTER = "before", "after"
 """A layer's programs: before attention, and after it."""
 KEYS, VALUES = "k_roped", "v"
 """The outputs of the first one for the KV cache, of all positions of a call."""
+STATE = "gated"
+"""The output of the first one for the state of a short convolution, of all positions of a call."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,19 @@ def _attend(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _swiglu(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-    activation = getattr(layer.mlp, "act_fn", None) or layer.mlp.activation_fn
+    import torch
+
+    mlp = layer.get_submodule(module_path(layer, "mlp"))
+    activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", torch.nn.functional.silu)
     return activation(values["gate"]) * values["up"]
+
+
+def _gate(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+    return values["conv_b"] * values["conv_x"]
+
+
+def _convolve(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
+    return values["conv_c"] * bench.convolve(layer.conv, values["states"])
 
 
 def _product_alone(path: str) -> Compute:
@@ -136,7 +152,7 @@ def _norm_of_heads(path: str) -> Compute:
     many heads together as its weight is wide."""
 
     def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
-        x, norm = next(iter(values.values())), layer.get_submodule(path)
+        x, norm = next(iter(values.values())), layer.get_submodule(module_path(layer, path))
         return norm(x.reshape(x.shape[0], -1, len(norm.weight))).reshape(x.shape)
 
     return compute
@@ -177,6 +193,10 @@ KNOWN: dict[str, LayerStep] = {
     **_qkv_steps("v", "value"),
     "q_rope": LayerStep("rope_q", "rotary position embedding of the queries", _rotate, ("q",)),
     "k_rope": LayerStep("rope_k", "rotary position embedding of the keys", _rotate, ("k",)),
+    "conv_b": _product("conv_b", "attn_norm", "projection B of a convolution", "conv.b_proj"),
+    "conv_c": _product("conv_c", "attn_norm", "projection C of a convolution", "conv.c_proj"),
+    "conv_x": _product("conv_x", "attn_norm", "projection x of a convolution", "conv.x_proj"),
+    "conv_gate": LayerStep("conv_gate", "B times x, which is convolved", _gate, ("conv_b", "conv_x")),
     "o": _product("o", "attention", "output projection of attention", "self_attn.o_proj"),
     "attn_post_norm": _norm("attn_post_norm", "o", "RMSNorm of that", _FFN_NORM, "o"),
     "attn_add": LayerStep(
@@ -217,6 +237,16 @@ _ATTENTION = LayerStep(
     "in"),
 )  # fmt: skip
 """Between the two programs, wherever attention runs: its value is the input of the second program."""
+_STATE = LayerStep("state", "what is convolved, as the layer's state holds it", _same, ("conv_gate",))
+_CONV = LayerStep(
+    "conv", "C times the convolution of B x", _convolve,
+    ("conv_c", "states"), source=ValueSource(AFTER, "attn_out"), module_hook=("conv.out_proj", "in"),
+)  # fmt: skip
+"""In the place of attention, between the two programs of a layer with a short convolution."""
+_CONV_OUTPUT = {
+    "o": _product("o", "conv", "output projection of the convolution", "conv.out_proj"),
+}
+"""What reads it."""
 
 HEAD_STEPS = (
     LayerStep(
@@ -247,32 +277,52 @@ def head_steps(model: Any) -> tuple[LayerStep, ...]:
 
 MEANINGS = {
     step.name: step.meaning
-    for step in (_INPUT, *KNOWN.values(), *_CACHED, _ATTENTION, *HEAD_STEPS, DIVIDED_LOGITS)
+    for step in (_INPUT, *KNOWN.values(), *_CACHED, _ATTENTION, _STATE, _CONV, *HEAD_STEPS, DIVIDED_LOGITS)
 }
 
 
 @cache
-def layer_steps(shape: ModelShape) -> tuple[LayerStep, ...]:
-    """The steps of a layer, in order, from the plans of a model of this shape.
+def layer_steps(shape: ModelShape, is_conv: bool = False) -> tuple[LayerStep, ...]:
+    """The steps of a layer with attention, or of one with a short convolution, in order, from the plans of a
+    model of this shape.
 
-    "before" is the value of the step before the layer; "keys" and "values" are those of every position so
-    far, as the projections computed them. Raises ValueError for a launch that KNOWN lacks.
+    "before" is the value of the step before the layer; "keys", "values" and "states" are those of every
+    position so far, as the projections computed them. Raises ValueError for a launch that KNOWN lacks.
     """
     plans = plan_programs(shape, round_up_seq_len(1))
+    if is_conv:
+        return plan_steps(plans["rms_gemms_gate"], plans["o_ffn"], (_STATE,), _CONV)
     return plan_steps(plans["rms_gemms_rope"], plans["o_ffn"])
 
 
-def plan_steps(before: ProgramPlan, after: ProgramPlan) -> tuple[LayerStep, ...]:
-    """Return the steps of a layer's two programs with any number of rows."""
+def steps_of_layers(config: ModelConfig) -> list[tuple[LayerStep, ...]]:
+    """The steps of each layer."""
+    layers = range(config.num_hidden_layers)
+    return [layer_steps(config.shape, layer in config.layers_with_conv) for layer in layers]
+
+
+def plan_steps(
+    before: ProgramPlan,
+    after: ProgramPlan,
+    stored: tuple[LayerStep, ...] = _CACHED,
+    between: LayerStep = _ATTENTION,
+) -> tuple[LayerStep, ...]:
+    """Return the steps of a layer's two programs with any number of rows. stored, between: the steps of what
+    the host keeps of the first one, and of the program or the host's work between the two."""
     first = tuple(_with_sources(before, BEFORE, ("x",)))
     last = tuple(_with_sources(after, AFTER, ("x", "attn_out")))
-    in_order = tuple(map(_placed(first, last), (_INPUT, *first, *_CACHED, _ATTENTION, *last)))
+    if between is _CONV:
+        last = tuple(
+            replace(_CONV_OUTPUT[step.name], source=step.source) if step.name in _CONV_OUTPUT else step
+            for step in last
+        )
+    in_order = tuple(map(_placed(first, last), (_INPUT, *first, *stored, between, *last)))
     names = {step.name for step in in_order}
     latest = {norm: read for norm, read in _UNNORMED.items() if norm not in names}
     steps = []
     for step in in_order:
         inputs = tuple(latest.get(name, name) for name in step.inputs)
-        same_as = inputs[0] if step in _CACHED else ""
+        same_as = inputs[0] if step in stored else ""
         steps.append(replace(step, inputs=inputs, equals=same_as))
         if step.replaces:
             latest[step.replaces] = step.name

@@ -11,11 +11,11 @@ import numpy as np
 
 from aerie.common.errors import UserError
 from aerie.engine.folder import INDEX_FILE
-from aerie.engine.model_family import FUSED, LAYER_TENSORS, QKV_BIAS
+from aerie.engine.model_family import CONV, FUSED, LAYER_TENSORS, QKV_BIAS
 from aerie.engine.numerics import F32Array, widen
 from aerie.engine.weights import Weights
 
-NAMES = {**LAYER_TENSORS, **QKV_BIAS}
+NAMES = {**LAYER_TENSORS, **QKV_BIAS, **CONV}
 """Of the tensors that files may have in one, within a layer."""
 
 

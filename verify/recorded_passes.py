@@ -15,18 +15,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aerie.engine.config import ModelConfig
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.page_pool import KVCache
 from aerie.engine.planner import VariantCall
-from aerie.engine.programs import HEADS
+from aerie.engine.programs import HEADS, layers_of
 from aerie.engine.variant_set import ROWS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.verify.fused_modules import module_part
-from aerie.verify.layer_steps import AFTER, BEFORE, KEYS, VALUES, LayerStep, head_steps, layer_steps
+from aerie.verify.layer_steps import (
+    AFTER,
+    BEFORE,
+    KEYS,
+    STATE,
+    VALUES,
+    LayerStep,
+    head_steps,
+    steps_of_layers,
+)
 
 Positions = npt.NDArray[np.int64]
 
@@ -53,7 +63,7 @@ class CallRecorder:
     """
 
     def __init__(self, model: LoadedModel, steps: Sequence[VariantCall], positions: Positions) -> None:
-        self.inner, self.layers = model.runner, model.config.num_hidden_layers
+        self.inner, self._config = model.runner, model.config
         self.calls: dict[str, list[RecordedCall]] = defaultdict(list)
         self._steps, self._positions = steps, positions
 
@@ -78,20 +88,22 @@ class CallRecorder:
         return {name: results[name] for name in returned}
 
     def _copied(self, program: Program, arrays: Mapping[str, Any]) -> RecordedCall:
-        index = len(self.calls[program.kind]) // self.layers
+        index = len(self.calls[program.kind]) // len(layers_of(self._config, program.kind))
         if program.kind not in BLOCK_KINDS or index >= len(self._steps):
             return {name: array.copy() for name, array in arrays.items()}
         step = self._steps[index]
         rows = self._positions - step.new_idx
         rows = rows[(rows >= 0) & (rows < step.n_process)]
         return {
-            name: array[: step.n_process].copy() if name in (KEYS, VALUES) else array[rows]
+            name: array[: step.n_process].copy() if name in OF_ALL_POSITIONS else array[rows]
             for name, array in arrays.items()
         } | {"rows": rows}
 
     def calls_of_layer(self, kind: str, layer: int) -> list[RecordedCall]:
-        """Return the calls of a kind of program for one layer. Each step calls the layers in order."""
-        return self.calls.get(kind, [])[layer :: self.layers]
+        """Return the calls of a kind of program for one layer. Each step calls the layers that have it in
+        order."""
+        layers = layers_of(self._config, kind)
+        return self.calls.get(kind, [])[layers.index(layer) :: len(layers)]
 
     def unfilled_weights(self, program: Program, /, *, bo_key: str) -> Collection[str]:
         return self.inner.unfilled_weights(program, bo_key=bo_key)
@@ -114,9 +126,9 @@ Captured = dict[tuple[int | None, str], F32Array]
 
 
 def capture_reference(
-    model: Any, token_ids: Sequence[int], steps: Sequence[LayerStep], positions: Positions
+    model: Any, token_ids: Sequence[int], steps: Sequence[Sequence[LayerStep]], positions: Positions
 ) -> Captured:
-    """Run the reference once and return the values of `steps`, and of the steps after the layers.
+    """Run the reference once and return the values of the `steps` of each layer, and of those after them.
 
     Only steps that a module of transformers' `model` takes or returns are captured, at `positions` of
     `token_ids`.
@@ -127,7 +139,7 @@ def capture_reference(
     heads_first = model.config.model_type in NORMS_OF_HEADS_FIRST
     with torch.inference_mode(), ExitStack() as stack:
         for index, layer in enumerate(model.model.layers):
-            for step in steps:
+            for step in steps[index]:
                 _watch(stack, layer, step, _keeper(captured, index, step.name, positions, heads_first))
         for step in head_steps(model):
             _watch(stack, model, step, _keeper(captured, None, step.name, positions, heads_first))
@@ -211,7 +223,7 @@ def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPas
     cache = model.new_cache(length)
     rows = prefill(recorded, token_ids, cache)
     recorded_pass = RecordedPass("prefill", positions, _layers(recorder, BLOCKS, model), True)
-    _add_keys(recorded_pass, recorder, [BLOCKS], cache)
+    _add_keys(recorded_pass, recorder, [BLOCKS], cache, model)
     _add_head(recorded_pass, recorded, recorder, rows[-1])
     return recorded_pass
 
@@ -234,7 +246,7 @@ def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPass
     recorded_pass = RecordedPass(
         "decode", positions, _layers(recorder, BLOCKS if in_blocks else TOKEN, model), in_blocks
     )
-    _add_keys(recorded_pass, recorder, [BLOCKS] if in_blocks else [BLOCKS, TOKEN], cache)
+    _add_keys(recorded_pass, recorder, [BLOCKS] if in_blocks else [BLOCKS, TOKEN], cache, model)
     _add_head(recorded_pass, recorded, recorder, row)
     return recorded_pass
 
@@ -242,19 +254,30 @@ def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPass
 BLOCKS = {BEFORE: "rms_gemms_rope", AFTER: "o_ffn"}
 TOKEN = {BEFORE: "rms_gemv_rope", AFTER: "o_gemv_ffn"}
 """Kinds of the programs before and after attention: for several rows, and for one token."""
-BLOCK_KINDS = frozenset(BLOCKS.values())
-ATTENTION_KINDS = frozenset({"flash_attn", "cached_attn"})
-"""Kinds of the attention programs. They are not recorded: their result is an input of the next program."""
+BEFORE_CONV = {"rms_gemms_rope": "rms_gemms_gate", "rms_gemv_rope": "rms_gemv_gate"}
+"""What layers with a short convolution have in place of those before attention."""
+BLOCK_KINDS = frozenset({*BLOCKS.values(), "rms_gemms_gate"})
+ATTENTION_KINDS = frozenset({"flash_attn", "cached_attn", "short_conv", "short_conv_row"})
+"""Kinds of the programs of attention and of convolutions. They are not recorded: their result is an input of
+the next program."""
+OF_ALL_POSITIONS = frozenset({KEYS, VALUES, STATE})
+"""Arguments that are recorded for all positions, since later ones read them."""
+
+
+def _kind(kinds: Mapping[str, str], part: str, layer: int, config: ModelConfig) -> str:
+    """The kind of a layer's program before attention or a convolution, or after it."""
+    kind = kinds[part]
+    return BEFORE_CONV.get(kind, kind) if layer in config.layers_with_conv else kind
 
 
 def _layers(recorder: CallRecorder, kinds: Mapping[str, str], model: LoadedModel) -> list[StepValues]:
     """Collect the steps' values in each layer from the calls of its two programs."""
-    layers: list[StepValues] = [{} for _ in range(recorder.layers)]
-    for step in layer_steps(model.config.shape):
-        if not step.source:
-            continue
-        for layer, values in enumerate(layers):
-            calls = recorder.calls_of_layer(kinds[step.source.part], layer)
+    config, layers = model.config, [StepValues() for _ in range(model.config.num_hidden_layers)]
+    for layer, (steps, values) in enumerate(zip(steps_of_layers(config), layers, strict=True)):
+        for step in steps:
+            if not step.source:
+                continue
+            calls = recorder.calls_of_layer(_kind(kinds, step.source.part, layer, config), layer)
             if calls:
                 values[step.name] = _rows([_argument_rows(call, step.source.argument) for call in calls])
     return layers
@@ -265,22 +288,35 @@ def _argument_rows(call: RecordedCall, argument: str) -> BF16Array:
     array: BF16Array = call[argument]
     if array.ndim == 1:
         return np.atleast_2d(array)
-    rows: BF16Array = array[call["rows"]] if argument in (KEYS, VALUES) else array
+    rows: BF16Array = array[call["rows"]] if argument in OF_ALL_POSITIONS else array
     return rows
 
 
 def _add_keys(
-    recorded_pass: RecordedPass, recorder: CallRecorder, kinds: Sequence[Mapping[str, str]], cache: KVCache
+    recorded_pass: RecordedPass,
+    recorder: CallRecorder,
+    kinds: Sequence[Mapping[str, str]],
+    cache: KVCache,
+    model: LoadedModel,
 ) -> None:
-    """Add the keys and values that the programs wrote for every position, and those that the cache holds at
-    the compared positions."""
+    """Add the keys and values, or the rows of states, that the programs wrote for every position, and those
+    that the cache holds at the compared positions."""
+    config = model.config
     for layer, values in enumerate(recorded_pass.layers):
-        calls = [call for kind in kinds for call in recorder.calls_of_layer(kind[BEFORE], layer)]
-        for step, argument in (("keys", KEYS), ("values", VALUES)):
+        before = [_kind(kind, BEFORE, layer, config) for kind in kinds]
+        calls = [call for kind in before for call in recorder.calls_of_layer(kind, layer)]
+        is_conv = layer in config.layers_with_conv
+        arguments = {"states": STATE} if is_conv else {"keys": KEYS, "values": VALUES}
+        for step, argument in arguments.items():
             if calls:
                 values[step] = _rows([np.atleast_2d(call[argument]) for call in calls])
-        cached = (array[:, recorded_pass.positions].transpose(1, 0, 2) for array in cache.layers[layer])
-        values |= {step: _rows([array]) for step, array in zip(("cache_k", "cache_v"), cached, strict=True)}
+        held = (
+            {"state": cache.pool.states[model.state_index(layer)]}
+            if is_conv
+            else dict(zip(("cache_k", "cache_v"), cache.layers[model.kv_layer_index(layer)], strict=True))
+        )
+        at = recorded_pass.positions
+        values |= {step: _rows([array[:, at].transpose(1, 0, 2)]) for step, array in held.items()}
 
 
 def _add_head(

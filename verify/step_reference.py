@@ -90,7 +90,7 @@ class StepReference:
         key = "".join(kinds)
         if key not in self._cos_sin:
             with torch.inference_mode():
-                self._cos_sin[key] = rotary(self.model.model.norm.weight, self.positions, *kinds)
+                self._cos_sin[key] = rotary(self.model.lm_head.weight, self.positions, *kinds)
         return self._cos_sin[key]
 
     def attend(self, attention: Any, query: Any, keys: Any, values: Any) -> Any:
@@ -106,9 +106,16 @@ class StepReference:
         )
         return out.reshape(query.shape)
 
+    def convolve(self, conv: Any, rows: Any) -> Any:
+        """The convolution of a layer at the positions of its result, by the function that the model's own
+        forward pass calls. rows: of positions 0, 1, 2, ..., (positions, width)."""
+        whole = self._family.causal_conv1d_fn(rows.T[None], conv.conv.weight.squeeze(1), conv.conv.bias)
+        return whole[0].T[self.positions[0]]
+
     @property
     def head_dim(self) -> int:
-        return int(self.model.model.layers[0].self_attn.head_dim)
+        attending = (layer for layer in self.model.model.layers if hasattr(layer, "self_attn"))
+        return int(next(attending).self_attn.head_dim)
 
     def _mask(self, keys: Any, attention: Any) -> Any:
         """(1, 1, rows, key positions): 0 for visible keys, the lowest number for hidden ones."""

@@ -95,6 +95,42 @@ def norms_after_swapped(layer):
     return {"attn_post_norm": layer["ffn_post_norm"], "ffn_post_norm": layer["attn_post_norm"]}
 
 
+CONV = ("short_conv", "short_conv_row")
+
+
+def of_conv(change):
+    """`change` the rows that a convolution is given, (rows, taps, width)."""
+
+    def changed(arrays):
+        rows = arrays["conv_rows"]
+        other = change(rows.reshape(-1, *rows.shape[-2:]))
+        return {"conv_rows": np.ascontiguousarray(other.reshape(rows.shape))}
+
+    return given(CONV, changed)
+
+
+def of_another_sequence(rows):
+    """The rows before a token are not its own: those of some other text, and the token's own stays."""
+    other = rows.copy()
+    other[:, :-1] = np.random.default_rng(0).standard_normal(other[:, :-1].shape).astype(bf16)
+    return other
+
+
+def shifted_by_one(rows):
+    """Each row a position too late: the token's own is not among them."""
+    other = np.zeros_like(rows)
+    other[:, 1:] = rows[:, :-1]
+    return other
+
+
+def gates_swapped(layer):
+    return {"w_conv_b": layer["w_conv_c"], "w_conv_c": layer["w_conv_b"]}
+
+
+def taps_reversed(layer):
+    return {"w_conv": np.ascontiguousarray(layer["w_conv"][::-1])}
+
+
 FAMILY_CHANGES: dict[str, dict[str, Any]] = {
     "granite": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)},
     "phi3": {
@@ -116,6 +152,13 @@ FAMILY_FAULTS = {
         Fault("scores of another family", other_factors(attention=None), "layer 0, step attention"),
         Fault("residual factor left out", other_factors(residual=1.0), "layer 0, step attn_residual"),
         Fault("logits not divided", other_factors(logits_divisor=1.0), "divided_logits"),
+    ),
+    "lfm2": (
+        Fault("the state of another sequence", of_conv(of_another_sequence), "layer 0, step conv"),
+        Fault("a convolution shifted by one", of_conv(shifted_by_one), "layer 0, step conv"),
+        Fault("its taps in the other order", weights_fault(0, taps_reversed), "layer 0, step conv"),
+        Fault("its gates swapped", weights_fault(0, gates_swapped), "layer 0, step conv_b"),
+        Fault("not gated behind it", returned(CONV, lambda v: {"attn_out": v["conv"]}), "layer 0, step conv"),
     ),
     "olmo2": (
         Fault("a norm before attention", given(BEFORE, norm_before_attention), "layer 0, step q"),

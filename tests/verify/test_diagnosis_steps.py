@@ -40,7 +40,8 @@ def load(path):
 
 @pytest.fixture(scope="module")
 def theirs(demo_reference):
-    return ReferencePasses(demo_reference, IDS, LAYER_STEPS, "exact")
+    layers = demo_reference.model.config.num_hidden_layers
+    return ReferencePasses(demo_reference, IDS, [LAYER_STEPS] * layers, "exact")
 
 
 def inputs(captured, layer, step):
@@ -69,8 +70,8 @@ def test_the_steps_after_the_layers_are_transformers_too(step, theirs):
 
 
 def test_hooks_see_every_step_and_go_away(demo_reference):
-    captured = capture_reference(demo_reference.model, IDS, LAYER_STEPS, ALL)
     layers = demo_reference.model.config.num_hidden_layers
+    captured = capture_reference(demo_reference.model, IDS, [LAYER_STEPS] * layers, ALL)
     assert set(captured) == {
         (i, step.name) for i in range(layers) for step in LAYER_STEPS if step.module_hook
     } | {(None, step.name) for step in HEAD_STEPS}

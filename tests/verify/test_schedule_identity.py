@@ -27,7 +27,7 @@ from tests.verify.fault_runners import Giving
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 
 
-@pytest.mark.parametrize("family", ["qwen3", "smollm3", "granite", "phi3", "olmo2"])
+@pytest.mark.parametrize("family", ["qwen3", "smollm3", "granite", "phi3", "olmo2", "lfm2"])
 def test_every_schedule_has_the_same_bits_in_another_family(family, demo_checkpoint):
     """And each was gone, or it would say so."""
     config = replace(in_family(demo_checkpoint.config, FAMILIES[family]), **FAMILY_CHANGES.get(family, {}))

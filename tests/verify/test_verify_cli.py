@@ -4,10 +4,13 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.engine.families import FAMILIES
+from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.verify import __main__ as cli
 from aerie.verify.reference import Reference
 from tests.verify.fault_runners import Passing
@@ -185,3 +188,11 @@ def test_one_pass_gives_what_steps_give(demo_reference):
     rows = demo_reference.logits([*prompt, *answer.token_ids[:-1]], start=len(prompt) - 1)
     assert rows.shape == answer.logits.shape
     assert abs(rows - answer.logits).max() < 0.1 * answer.logits.std()
+
+
+def test_models_whose_layers_keep_states_have_no_chunks(monkeypatch):
+    model = SimpleNamespace(config=in_family(TINY, FAMILIES["lfm2"]))
+    monkeypatch.setattr(cli, "_kinds", lambda *_: [("the model", model)])
+    notes = []
+    assert [*cli._check_chunks(model, None, SimpleNamespace(note=notes.append))] == []
+    assert notes == ["the model: no chunks, as layers of a Lfm2ForCausalLM keep states"]

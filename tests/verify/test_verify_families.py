@@ -8,7 +8,7 @@ from aerie.verify.gate import verify
 from aerie.verify.gate_prompts import choose_prompts
 from aerie.verify.reference import Reference
 
-SIZES = ["qwen2.5-0.5b", "qwen3-0.6b", "tinyllama-1.1b"]
+SIZES = ["lfm2-350m", "qwen2.5-0.5b", "qwen3-0.6b", "tinyllama-1.1b"]
 """One of SHAPES for each kind of layer: each takes a minute or more. The others went through the same when
 their families came."""
 
