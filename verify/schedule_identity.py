@@ -215,17 +215,21 @@ def _rewound_rows(
     other = (ids[0] + 1) % model.config.vocab_size
     rows = _run_tokens(model, [*ids[:REWOUND_LENGTH], *[other] * others], cache, result)[:REWOUND_LENGTH]
     cache.length = REWOUND_LENGTH
-    for layer in cache.layers:
-        for array in layer:
-            array[:, REWOUND_LENGTH:] = np.nan
+    for array in _held(cache):
+        array[:, REWOUND_LENGTH:] = np.nan
     return rows
 
 
+def _held(cache: KVCache) -> list[BF16Array]:
+    """Keys, values, and states of layers without attention, (heads, positions, elements) each."""
+    return [*(array for layer in cache.layers for array in layer), *cache.pool.states]
+
+
 def _bits(model: LoadedModel, rows: BF16Array, cache: KVCache, schedule: Schedule) -> Bits:
-    """Of rows, keys, values, and logits by the LM head of as many rows as the schedule has, 32 at most."""
+    """Of rows, keys, values, states, and logits by the LM head of as many rows as the schedule has, 32 at most."""
     head = min(schedule.rows[0], MAX_TAIL_ROWS)
     cuts = [rows[start : start + head] for start in range(0, len(rows), head)]
     logits = np.concatenate([all_logits(model, cut) for cut in cuts])
-    kv = [array[:, : cache.length] for layer in cache.layers for array in layer]
-    bits: Bits = [np.ascontiguousarray(array).view(np.uint16) for array in (rows, *kv)]
+    held = [array[:, : cache.length] for array in _held(cache)]
+    bits: Bits = [np.ascontiguousarray(array).view(np.uint16) for array in (rows, *held)]
     return [*bits, logits.view(np.uint32)]
