@@ -226,7 +226,8 @@ def _held(cache: KVCache) -> list[BF16Array]:
 
 
 def _bits(model: LoadedModel, rows: BF16Array, cache: KVCache, schedule: Schedule) -> Bits:
-    """Of rows, keys, values, states, and logits by the LM head of as many rows as the schedule has, 32 at most."""
+    """Of rows, keys, values, states, and logits by the LM head of as many rows as the schedule has, 32 at
+    most."""
     head = min(schedule.rows[0], MAX_TAIL_ROWS)
     cuts = [rows[start : start + head] for start in range(0, len(rows), head)]
     logits = np.concatenate([all_logits(model, cut) for cut in cuts])
