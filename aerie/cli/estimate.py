@@ -17,6 +17,7 @@ from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.planner import VariantCall
 from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.programs import layers_of
 from aerie.engine.reporter import Reporter
 from aerie.engine.variant_set import GUIDE, VariantSet
 from aerie.multi_launch_builder import Program, program_store
@@ -141,11 +142,12 @@ def _layers(config: ModelConfig, variant_set: VariantSet, call: VariantCall, is_
     """The programs of all layers. The last call needs only its last token at the end of the last layer."""
     end = range(call.n_process - 1, call.n_process)
     tail = variant_set.tail_call(call, end) if is_last else None
-    names = variant_set.call_programs(call)
-    last = names if tail is None else (names[0], *variant_set.call_programs(tail)[1:])
     for layer in range(config.num_hidden_layers):
-        chosen = last if layer == config.num_hidden_layers - 1 else names
-        yield from (config.weight_kinds.name(name, layer) for name in chosen)
+        is_conv = layer in config.layers_with_conv
+        names = variant_set.layer_programs(call, is_conv)
+        if tail and layer == config.num_hidden_layers - 1:
+            names = (names[0], *variant_set.layer_programs(tail, is_conv)[1:])
+        yield from (config.weight_kinds.name(name, layer) for name in names)
 
 
 def _token_programs(config: ModelConfig, variant_set: VariantSet, past: int) -> Iterator[str]:
@@ -155,8 +157,9 @@ def _token_programs(config: ModelConfig, variant_set: VariantSet, past: int) -> 
         yield from _layers(config, variant_set, call, is_last=False)
     else:
         for layer in range(config.num_hidden_layers):
-            layer_programs = variant_set.decode_programs[:-1]
-            yield from (config.weight_kinds.name(name, layer) for name in layer_programs)
+            for name in variant_set.decode_programs[:-1]:
+                if layer in layers_of(config, name):
+                    yield config.weight_kinds.name(name, layer)
     yield config.weight_kinds.name(variant_set.lm_head(1))
 
 

@@ -133,11 +133,8 @@ class LoadedModel:
         return self.config.states.layers.index(layer)
 
     def layer_programs(self, call: VariantCall, layer: int) -> LayerPrograms:
-        """The names of the programs of a call in a layer, in order: those before attention, or before a short
-        convolution; the latter; and those after."""
-        if layer in self.config.layers_with_conv:
-            return self.variant_set.conv_programs(call)
-        return self.variant_set.attention_programs(call)
+        """The names of the programs of a call in a layer, in order."""
+        return self.variant_set.layer_programs(call, layer in self.config.layers_with_conv)
 
     @property
     def seq_len(self) -> int:

@@ -130,6 +130,11 @@ class VariantSet:
             return CONV_LAYER_KINDS
         return tuple(program_name(kind, call.variant) for kind in CONV_LAYER_KINDS)
 
+    def layer_programs(self, call: VariantCall, is_conv: bool) -> LayerPrograms:
+        """The programs of a call in a layer, in order: those before attention, or before a short convolution;
+        the latter; and those after."""
+        return self.conv_programs(call) if is_conv else self.attention_programs(call)
+
     def call_programs(self, call: VariantCall, is_tail: bool = False) -> Sequence[str]:
         """The programs of a call in all layers, each once. is_tail: without those before attention."""
         layers = [self.attention_programs(call), *([self.conv_programs(call)] if self.has_conv else [])]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aerie.cli import estimate
+from aerie.cli import estimate as board_estimate
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.command_line import main
 from aerie.engine.checkpoint import open_checkpoint
@@ -19,6 +21,7 @@ from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.variant_set import GUIDE, ROWS
+from aerie.llama32_1b.synthetic.shape import SHAPES
 from aerie.runtime import select_backend
 from aerie.virtual_npu.timing import NOTE
 
@@ -117,3 +120,17 @@ def test_the_calls_of_a_profile(capsys: pytest.CaptureFixture[str]) -> None:
     calls, us, ms = (float(cell) for cell in rows["o_gemv_ffn"][:3])
     assert calls == 6
     assert ms == pytest.approx(calls * us / 1e3, rel=0.05)
+
+
+def test_layers_with_a_convolution_have_programs_of_their_own():
+    config = SHAPES["lfm2-350m"]
+    variant_set = RuntimeOptions(None, select_backend("virtual"), Path("unused")).variant_set(config)
+    assert Counter(board_estimate._token_programs(config, variant_set, 99)) == {
+        "rms_gemv_gate": 10,
+        "short_conv_row": 10,
+        "rms_gemv_rope": 6,
+        "o_gemv_ffn": 16,
+        "lm_head_gemv": 1,
+    }
+    of_prompt = Counter(board_estimate._prompt_programs(config, variant_set, 100))
+    assert (of_prompt["short_conv_ar128"], of_prompt["short_conv_ar8"], of_prompt["o_ffn_ar8"]) == (9, 1, 1)
