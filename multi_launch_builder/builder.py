@@ -5,7 +5,7 @@ toolchains.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from aerie.multi_launch_builder.shape_limits import check_seq_len, check_shape
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 from aerie.multi_launch_builder.stitcher import Stitcher
 from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
+from aerie.multi_launch_builder.weight_kinds import plans_with_kinds
 
 
 def stack_option(device: DeviceModel) -> CompileOption:
@@ -127,17 +128,17 @@ SMALLEST = Variant(8, 512)
 """The variant whose programs show a kernel that none of the six uses."""
 
 
-def kernel_uses(shape: ModelShape, seq_len: int) -> dict[str, KernelUse]:
+def kernel_uses(shape: ModelShape, seq_len: int, kinds: Sequence[str] = ()) -> dict[str, KernelUse]:
     """Every kernel at every shape of the six programs, by the name of its file (`write_mlir`).
 
     A kernel that none of them uses is listed once: as the smallest variant first uses it, else at the first
-    shape that it is tested at.
+    shape that it is tested at. kinds: of the programs' weights, as `plan_with_kinds` takes them.
     """
     uses: dict[str, KernelUse] = {}
-    for step, plan in _uses(plan_programs(shape, seq_len).values()):
+    for step, plan in _uses(plans_with_kinds(plan_programs(shape, seq_len), kinds).values()):
         name = f"{step.kernel}-{plan.name}-{step.label}" if step.kernel in uses else step.kernel
         uses[name] = KernelUse(step, plan)
-    for step, plan in _uses(plan_variant_programs(shape, [SMALLEST]).values()):
+    for step, plan in _uses(plans_with_kinds(plan_variant_programs(shape, [SMALLEST]), kinds).values()):
         uses.setdefault(step.kernel, KernelUse(step, plan))
     unused = {name: spec for name, spec in all_kernels().items() if name not in uses}
     return uses | {

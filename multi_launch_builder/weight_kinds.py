@@ -95,6 +95,12 @@ def plan_with_kinds(plan: ProgramPlan, kinds: Sequence[str]) -> ProgramPlan:
     return replace(plan, name="_".join([plan.name, *kinds]), arguments=arguments, launches=launches)
 
 
+def plans_with_kinds(plans: Mapping[str, ProgramPlan], kinds: Sequence[str]) -> dict[str, ProgramPlan]:
+    """These plans, by name; those of programs with matrices for weights of these kinds."""
+    made = (plan_with_kinds(plan, kinds if plan.kind in MATRICES else ()) for plan in plans.values())
+    return {plan.name: plan for plan in made}
+
+
 def _argument(argument: Argument, kinds: Kinds) -> Argument:
     if argument.name not in kinds:
         return argument

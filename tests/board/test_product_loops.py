@@ -8,7 +8,7 @@ import pytest
 
 from aerie.board.toolchain.product_loops import ProductLoop, product_loops
 from aerie.board.toolchain.results import BitComparison, compare
-from aerie.board.toolchain.subjects import build_subjects
+from aerie.board.toolchain.subjects import SubjectChoice
 from aerie.multi_launch_builder.shapes import ModelShape
 from aerie.runtime.npu.stage_runner import StageRunner
 from aerie.runtime.npu.stages import CORES, StageFiles, StageStatus, StageTools
@@ -64,7 +64,7 @@ def test_cores_of_a_gemm_hold_four_sums_and_convert_a_block_once(
     tools = StageTools.from_machine()
     if obstacle := tools.blocker(CORES):
         pytest.skip(obstacle)
-    (subject,) = build_subjects(SHAPE, rows, ["gemm-o_ffn-down_gemm"])
+    (subject,) = SubjectChoice(SHAPE, rows).build(["gemm-o_ffn-down_gemm"])
     results = StageRunner(tools).run(subject.program, tmp_path)
     assert [result.failure for result in results if result.status is StageStatus.FAILED] == []
     texts = StageFiles(tmp_path, subject.name)

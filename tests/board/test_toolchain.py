@@ -16,6 +16,7 @@ import pytest
 
 from aerie.board.toolchain import results
 from aerie.board.toolchain.command import MAX_MIB
+from aerie.board.toolchain.subjects import SubjectChoice
 from aerie.common.errors import UsageError
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.multi_launch_builder.shapes import DEMO
@@ -39,25 +40,36 @@ def toolchain(command_line: Command) -> Command:
     return lambda words, **options: command_line("board", f"test-toolchain {words}", **options)
 
 
-def test_all_stages_and_the_same_bits(stage_machine: Command, toolchain: Command) -> None:
-    stage_machine()
-    done = toolchain("eltwise_add-o_gemv_ffn-attn_add")
+ADD = "eltwise_add-o_gemv_ffn-attn_add"
+
+
+@pytest.fixture(scope="module")
+def add_text() -> str:
+    """The kernel's own text, for a stand-in that lowers nothing to write in the place of a device's module."""
+    (subject,) = SubjectChoice(DEMO, 128).build([ADD])
+    return subject.program.text
+
+
+def test_all_stages_and_the_same_bits(stage_machine: Command, toolchain: Command, add_text: str) -> None:
+    stage_machine().behave("aie-opt", text=add_text)
+    done = toolchain(ADD)
     assert done.status == 0, done.err
     lines = done.err.splitlines()
     assert "air-opt: " in lines[0]
     assert lines[0].endswith("(LLVM version 0.stand-in)")
-    name = "eltwise_add-o_gemv_ffn-attn_add"
+    name = ADD
     staged = [line.partition(" ok ")[0] for line in lines if " ok " in line]
     titles = ["parse and verify", "placement", "air-to-aie and tiles", "the launch side"]
     assert staged[:4] == [f"{name}: {number} ({title})" for number, title in enumerate(titles, 1)]
     assert len(staged) == 8
     assert any(line.startswith(f"{name}: bits same ") for line in lines)
+    assert any(line.startswith(f"{name}: device bits same ") for line in lines)
     assert "8 of 8" in done.out
     assert max(map(len, done.out.splitlines()[:4])) <= 80
     assert done.out.splitlines()[-1] == (
-        "[test-toolchain] PASS: 1 through all stages, 1 with the bits of the source"
+        "[test-toolchain] PASS: 1 through all stages, 1 with the bits of the source, 1 with the bits of the "
+        "source on the device's level"
     )
-    assert "stage 7 (cores to LLVM IR) ran without arith-expand include-min-max-f=true" in done.out
 
 
 def test_without_tools(stage_machine: Command, toolchain: Command) -> None:
@@ -117,20 +129,58 @@ def test_kept_files_are_written_again(stage_machine: Command, toolchain: Command
 @pytest.mark.parametrize(
     ("edit", "bits", "message"),
     [
-        (("arith.addf", "arith.subf"), "differ", "arg2[0] is "),
+        (("arith.addf", "arith.subf"), "differ", "the placed text: arg2[0] is "),
         (("arith.addf", "arith.nonsense"), "failed", "the placed text does not run on the virtual NPU: "),
     ],
 )
 def test_a_placed_text_that_computes_something_else(
     stage_machine: Command, toolchain: Command, edit: tuple[str, str], bits: str, message: str
 ) -> None:
-    stage_machine().behave("aircc", edit=edit)
-    name = "eltwise_add-o_gemv_ffn-attn_add"
-    done = toolchain(name)
+    stage_machine("air-opt", "aircc").behave("aircc", edit=edit)
+    done = toolchain(ADD)
     assert done.status == 1
-    assert f"{name}: bits {bits}" in done.err
-    assert f"{name}, placed text against source: {message}" in done.out
-    assert done.out.endswith("[test-toolchain] FAIL: 1 through all stages, 1 with other bits\n")
+    assert f"{ADD}: bits {bits}" in done.err
+    assert f"{ADD}: device bits not run: no module of the device was made" in done.err
+    assert f"{ADD}, bits against the source's: {message}" in done.out
+    assert done.out.endswith("1 through all stages, 1 with other bits\n")
+
+
+@pytest.mark.parametrize(
+    ("edit", "bits", "message"),
+    [
+        (("arith.addf", "arith.subf"), "differ", "the device's module before routing: arg2[0] is "),
+        (("arith.addf", "arith.nonsense"), "failed", "the device's module before routing does not run"),
+    ],
+)
+def test_a_module_of_the_device_that_computes_something_else(
+    stage_machine: Command, toolchain: Command, add_text: str, edit: tuple[str, str], bits: str, message: str
+) -> None:
+    stage_machine().behave("aie-opt", text=add_text.replace(*edit))
+    done = toolchain(ADD)
+    assert done.status == 1
+    assert f"{ADD}: bits same" in done.err
+    assert f"{ADD}: device bits {bits}" in done.err
+    assert f"{ADD}, device bits against the source's: {message}" in done.out
+    assert done.out.endswith("1 with the bits of the source, 1 with other bits there\n")
+
+
+def test_programs_and_kernels_in_blocks(stage_machine: Command, toolchain: Command) -> None:
+    choice = SubjectChoice(DEMO, 128, "q4")
+    names = choice.select([])
+    assert names[:6] == [
+        *("rms_gemms_rope_q4", "flash_attn", "o_ffn_q4", "rms_gemv_rope_q4", "o_gemv_ffn_q4"),
+        "lm_head_gemv_q4",
+    ]
+    (product,) = choice.build(["gemv"])
+    assert product.program.arguments["weight"].shape == (8, 1, 5120)
+    assert choice.select(["o_ffn", "o_ffn_ar8", "cached_attn_ar8_cl512"]) == [
+        *("o_ffn_q4", "o_ffn_ar8_q4", "cached_attn_ar8_cl512"),
+    ]
+    assert SubjectChoice(DEMO, 128).select(["o_ffn_ar8_q4_q4_q4_q8"]) == ["o_ffn_ar8_q4_q4_q4_q8"]
+    stage_machine("air-opt")
+    done = toolchain("gemv --weights q8 --json --run-up-to 0")
+    whole = json.loads(done.out)
+    assert (whole["weights"], whole["items"][0]["name"]) == ("q8", "gemv")
 
 
 def test_a_program_that_our_check_refuses_reaches_no_tool(
@@ -161,6 +211,7 @@ def test_findings_in_the_code_of_cores(
     assert done.status == 1
     assert "narrow, core code, wrong: cores.narrow.first.ll: 10 lines are slow" in done.out
     assert "1 with findings in core code" in done.out
+    assert "stage 7 (cores to LLVM IR) ran without arith-expand include-min-max-f=true" in done.out
 
 
 @pytest.mark.parametrize(
@@ -255,27 +306,25 @@ def test_an_unknown_name_is_refused(stage_machine: Command, toolchain: Command) 
 
 
 def test_variants_are_selected_by_name() -> None:
-    from aerie.board.toolchain.subjects import build_subjects, select_subjects
-
     asked = ["cached_attn_ar8_cl1024", "swiglu", "AR-8xCL-512"]
-    chosen = select_subjects(DEMO, 128, asked)
+    choice = SubjectChoice(DEMO, 128)
+    chosen = choice.select(asked)
     assert [name for name in chosen if "_ar" not in name] == ["swiglu", "swiglu-o_gemv_ffn-swiglu"]
     of_variant = ["rms_gemms_rope_ar8", "cached_attn_ar8_cl512", "o_ffn_ar8", "lm_head_ar8"]
     assert [name for name in chosen if "_ar" in name] == ["cached_attn_ar8_cl1024", *of_variant]
-    (attention,) = build_subjects(DEMO, 128, ["cached_attn_ar8_cl1024"])
+    (attention,) = choice.build(["cached_attn_ar8_cl1024"])
     assert (attention.kind, attention.plan.context) == ("program", 1024)
     with pytest.raises(UnsupportedShapeError, match=r"no programs for rows \(AR\)=9"):
-        select_subjects(DEMO, 128, ["AR-9xCL-512"])
+        choice.select(["AR-9xCL-512"])
     with pytest.raises(
         UsageError, match=r"'softmax'; .* AR-8xCL-512: those of a variant, such as cached_attn_"
     ):
-        select_subjects(DEMO, 128, ["softmax"])
+        choice.select(["softmax"])
 
 
 def test_the_demos_arguments_are_within_the_limit() -> None:
-    from aerie.board.toolchain.subjects import build_subjects, select_subjects
-
-    subjects = build_subjects(DEMO, 128, select_subjects(DEMO, 128, ["programs"]))
+    choice = SubjectChoice(DEMO, 128)
+    subjects = choice.build(choice.select(["programs"]))
     assert max(subject.argument_bytes for subject in subjects) < MAX_MIB * results.MIB
 
 

@@ -1,7 +1,7 @@
 """`aerie test-toolchain`: needs no NPU and no driver, only the compilers of `make setup-npu`.
 
 Our own check sees each program and kernel first, and may refuse it. The stages then run in parallel for
-several of them, and the placed text is run against its source. Exit codes: 0 no stage that can run here
+several of them, and the placed text and the modules of the device are run against their source. Exit codes: 0 no stage that can run here
 failed, 1 one did, 2 no stage can run.
 """
 
@@ -18,15 +18,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
-from aerie.board.toolchain.records import SubjectOutcome, comparison_line, line_of, print_outcomes, record
+from aerie.board.toolchain.records import SubjectOutcome, comparison_lines, line_of, print_outcomes, record
 from aerie.board.toolchain.results import compare, core_findings, product_note
-from aerie.board.toolchain.subjects import ToolchainSubject, build_subjects, select_subjects
+from aerie.board.toolchain.subjects import SubjectChoice, ToolchainSubject
 from aerie.cli.arguments import add_model, int_at_least
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
 from aerie.engine.config import load_config
 from aerie.engine.program_library import choose_seq_len
 from aerie.engine.reporter import Reporter
+from aerie.kernel_builder.weight_blocks import BF16, KINDS
 from aerie.runtime.errors import CompileError
 from aerie.runtime.npu.checks import preflight
 from aerie.runtime.npu.stage_runner import StageRunner
@@ -52,6 +53,12 @@ def add_toolchain(parser: argparse.ArgumentParser) -> None:
         "variant, such as AR-8xCL-512, or one of its programs",
     )
     add_model(parser)
+    parser.add_argument(
+        "--weights",
+        choices=KINDS,
+        default=BF16,
+        help="of what kind the programs' matrices are (default: %(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="one record of JSON instead of the table")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every stage's texts and logs there")
     parser.add_argument(
@@ -59,7 +66,7 @@ def add_toolchain(parser: argparse.ArgumentParser) -> None:
         type=int_at_least(0),
         default=MAX_MIB,
         metavar="MIB",
-        help="run placed texts against their sources where the arguments take at most this many MiB; "
+        help="run what was compiled against its source where the arguments take at most this many MiB; "
         "0 means never (default: %(default)s)",
     )
 
@@ -70,22 +77,26 @@ def run_test_toolchain(arguments: argparse.Namespace) -> int:
     if not tools.runnable:
         raise UserError(missing_list("no stage of the compilers can run here", tools.missing))
     config = load_config(find_checkpoint(arguments.model))
-    shape, seq_len = config.shape, choose_seq_len(config, arguments.seq_len)
-    chosen = select_subjects(shape, seq_len, arguments.names)
+    seq_len = choose_seq_len(config, arguments.seq_len)
+    choice = SubjectChoice(config.shape, seq_len, arguments.weights)
+    chosen = choice.select(arguments.names)
     for line in describe_tools(tools):
         report.note(line)
     with _folder(arguments.keep) as folder:
         outcomes = run_all(
-            build_subjects(shape, seq_len, chosen),
+            choice.build(chosen),
             StageRunner(tools),
             folder,
             arguments.run_up_to,
             report.note,
         )
+    of = {"model": arguments.model, "seq_len": seq_len, "weights": arguments.weights}
     if arguments.json:
-        print(json.dumps(record(outcomes, tools, arguments.model, seq_len), indent=1))
+        print(json.dumps(record(outcomes, tools, of), indent=1))
     else:
-        print_outcomes(outcomes, f"{arguments.model}, {seq_len} tokens: upstream's compilers, stage by stage")
+        weights = "" if arguments.weights == BF16 else f" in {arguments.weights}"
+        title = f"{arguments.model}{weights}, {seq_len} tokens: upstream's compilers, stage by stage"
+        print_outcomes(outcomes, title)
     report.note(KEPT if arguments.keep else NOT_KEPT)
     return RIGHT if all(outcome.is_right for outcome in outcomes) else WRONG
 
@@ -137,7 +148,8 @@ def run_all(
                 subject = waiting[future]
                 outcome = _finish(subject, future.result(), folder / subject.name, most_mib)
                 outcomes[subject.name] = outcome
-                note(comparison_line(outcome))
+                for line in comparison_lines(outcome):
+                    note(line)
         except BaseException:
             _stop(pool, runner, list(waiting))
             raise
@@ -162,14 +174,14 @@ def _finish(
     subject: ToolchainSubject, results: Sequence[StageOutcome], work: Path, most_mib: int
 ) -> SubjectOutcome:
     texts = StageFiles(work, subject.name)
-    comparison = compare(subject, texts, most_mib)
+    compared = compare(subject, texts, most_mib)
     wrong = (str(finding) for result in results for finding in result.findings if finding.wrong)
     return SubjectOutcome(
         subject.name,
         subject.kind,
         subject.program.flags,
         results=tuple(results),
-        comparison=comparison,
+        compared=compared,
         products=product_note(texts),
         findings=(*wrong, *core_findings(texts)),
     )

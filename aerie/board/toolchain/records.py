@@ -4,7 +4,7 @@ JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aerie.board.report.redaction import Redactor
-from aerie.board.toolchain.results import NOT_COMPARED, BitComparison, PlacedComparison
+from aerie.board.toolchain.results import BitComparison, BitComparisons, TextComparison
 from aerie.common.text_tables import compact_table, print_tables
 from aerie.runtime.npu.core_ir import CoreFinding
 from aerie.runtime.npu.stages import STAGES, StageOutcome, StageStatus, StageTools
@@ -34,7 +34,7 @@ class SubjectOutcome:
     options: tuple[str, ...]
     refused: str = ""
     results: tuple[StageOutcome, ...] = ()
-    comparison: PlacedComparison = NOT_COMPARED
+    compared: BitComparisons = BitComparisons()
     products: str = ""
     findings: tuple[str, ...] = ()
 
@@ -51,8 +51,8 @@ class SubjectOutcome:
     @property
     def is_right(self) -> bool:
         """Whether nothing failed. A refusal by our own check, with its reason, counts as right."""
-        same = self.comparison.bits in (BitComparison.SAME, BitComparison.NOT_RUN)
-        return self.failed is None and same and not self.findings
+        wrong = self.compared.placed.is_wrong or self.compared.device.is_wrong
+        return self.failed is None and not wrong and not self.findings
 
     @property
     def seconds(self) -> float:
@@ -67,13 +67,16 @@ def line_of(name: str, result: StageOutcome) -> str:
     return f"{name}: {result.stage} {result.status}{seconds}{f': {detail}' if detail else ''}"
 
 
-def comparison_line(outcome: SubjectOutcome) -> str:
-    """The comparison in one line."""
-    compared = outcome.comparison
-    seconds = f" {compared.seconds:.1f} s" if compared.seconds else ""
-    return (
-        f"{outcome.name}: bits {compared.bits}{seconds}{f': {compared.message}' if compared.message else ''}"
-    )
+def comparison_lines(outcome: SubjectOutcome) -> Iterator[str]:
+    """The comparisons, one line each."""
+    for title, compared in _titled(outcome):
+        seconds = f" {compared.seconds:.1f} s" if compared.seconds else ""
+        message = f": {compared.message}" if compared.message else ""
+        yield f"{outcome.name}: {title} {compared.bits}{seconds}{message}"
+
+
+def _titled(outcome: SubjectOutcome) -> tuple[tuple[str, TextComparison], ...]:
+    return ("bits", outcome.compared.placed), ("device bits", outcome.compared.device)
 
 
 def print_outcomes(outcomes: Sequence[SubjectOutcome], title: str, console: Console | None = None) -> None:
@@ -85,14 +88,14 @@ def print_outcomes(outcomes: Sequence[SubjectOutcome], title: str, console: Cons
 
 
 def _table(outcomes: Sequence[SubjectOutcome], title: str) -> Table:
-    table = compact_table(title, ("program, kernel", "stages", "fails at", "bits"), ("seconds",))
+    table = compact_table(title, ("program, kernel", "stages", "fails at", "bits", "device bits"), ("seconds",))
     kind = ""
     for outcome in outcomes:
         if kind and outcome.kind != kind:
             table.add_section()
         kind = outcome.kind
-        bits = "-" if outcome.comparison.bits is BitComparison.NOT_RUN else outcome.comparison.bits.value
-        table.add_row(outcome.name, *_stages(outcome), bits, f"{outcome.seconds:.1f}")
+        bits = ("-" if c.bits is BitComparison.NOT_RUN else c.bits.value for _, c in _titled(outcome))
+        table.add_row(outcome.name, *_stages(outcome), *bits, f"{outcome.seconds:.1f}")
     return table
 
 
@@ -115,8 +118,9 @@ def details(outcomes: Sequence[SubjectOutcome]) -> Iterator[str]:
         if outcome.failed and outcome.failed.failure:
             yield f"{outcome.name}, stage {outcome.failed.stage}: {outcome.failed.failure.line}"
             yield from (f"  this means: {meaning}" for meaning in outcome.failed.failure.meanings)
-        if outcome.comparison.bits in (BitComparison.DIFFER, BitComparison.FAILED):
-            yield f"{outcome.name}, placed text against source: {outcome.comparison.message}"
+        for title, compared in _titled(outcome):
+            if compared.is_wrong:
+                yield f"{outcome.name}, {title} against the source's: {compared.message}"
         if outcome.products:
             yield f"{outcome.name}, core code: {outcome.products}"
         slow = [finding for finding in outcome.core_findings if not finding.wrong]
@@ -138,10 +142,12 @@ def verdict_line(outcomes: Sequence[SubjectOutcome]) -> str:
         "through all stages": sum(not o.refused and not o.failed for o in outcomes),
         "refused by our own check": sum(bool(o.refused) for o in outcomes),
         "stopped by a tool": sum(o.failed is not None for o in outcomes),
-        "with the bits of the source": sum(o.comparison.bits is BitComparison.SAME for o in outcomes),
-        "with other bits": sum(
-            o.comparison.bits in (BitComparison.DIFFER, BitComparison.FAILED) for o in outcomes
+        "with the bits of the source": sum(o.compared.placed.bits is BitComparison.SAME for o in outcomes),
+        "with other bits": sum(o.compared.placed.is_wrong for o in outcomes),
+        "with the bits of the source on the device's level": sum(
+            o.compared.device.bits is BitComparison.SAME for o in outcomes
         ),
+        "with other bits there": sum(o.compared.device.is_wrong for o in outcomes),
         "with findings in core code": sum(bool(o.findings) for o in outcomes),
     }
     counted = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -149,12 +155,13 @@ def verdict_line(outcomes: Sequence[SubjectOutcome]) -> str:
     return f"[test-toolchain] {'PASS' if right else 'FAIL'}{partly}: {counted}"
 
 
-def record(outcomes: Sequence[SubjectOutcome], tools: StageTools, model: str, seq_len: int) -> dict[str, Any]:
-    """All outcomes for JSON, without anything that identifies the machine's owner."""
+def record(outcomes: Sequence[SubjectOutcome], tools: StageTools, of: Mapping[str, Any]) -> dict[str, Any]:
+    """All outcomes for JSON, without anything that identifies the machine's owner. of: model, seq_len and
+    weights that they are of.
+    """
     document = {
         "schema": SCHEMA,
-        "model": model,
-        "seq_len": seq_len,
+        **of,
         "tools": {name: tools.version(name) for name in tools.paths},
         "stages": [
             {"number": stage.number, "title": stage.title, "obstacle": tools.blocker(stage)}
@@ -168,7 +175,6 @@ def record(outcomes: Sequence[SubjectOutcome], tools: StageTools, model: str, se
 
 
 def _entry(outcome: SubjectOutcome) -> dict[str, Any]:
-    compared = outcome.comparison
     return {
         "name": outcome.name,
         "kind": outcome.kind,
@@ -176,14 +182,19 @@ def _entry(outcome: SubjectOutcome) -> dict[str, Any]:
         "refused": outcome.refused,
         "right": outcome.is_right,
         "stages": [_result(result) for result in outcome.results],
-        "bits": {
-            "status": compared.bits.value,
-            "said": compared.message,
-            "seconds": round(compared.seconds, 2),
-        },
+        "bits": _compared(outcome.compared.placed),
+        "device_bits": _compared(outcome.compared.device),
         "products": outcome.products,
         "slow": [str(finding) for finding in outcome.core_findings if not finding.wrong],
         "findings": list(outcome.findings),
+    }
+
+
+def _compared(compared: TextComparison) -> dict[str, Any]:
+    return {
+        "status": compared.bits.value,
+        "said": compared.message,
+        "seconds": round(compared.seconds, 2),
     }
 
 

@@ -1,22 +1,22 @@
-"""Checks of the texts that the compilers made: placed texts compute what their sources do, and the code of
-the cores has no known fault.
+"""Checks of the texts that the compilers made: placed texts and modules of the device compute what their
+sources do, and the code of the cores has no known fault.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from aerie.board.toolchain.product_loops import product_loops
 from aerie.board.toolchain.subjects import ToolchainSubject
-from aerie.runtime.npu.stages import StageFiles
+from aerie.runtime.npu.stages import RESOURCES, ROUTE, StageFiles
 from aerie.runtime.toolchain import KERNEL_SOURCES
 from aerie.virtual_npu import BuildOptions, Program, ProgramError
-from aerie.virtual_npu.arrays import Array, first_difference
+from aerie.virtual_npu.arrays import Array, ArgumentType, first_difference
 
 MIB = 1 << 20
 WITH_CHECKS = BuildOptions(checks=True)
@@ -43,7 +43,7 @@ CORE_CHECKS: tuple[CoreCheck, ...] = (chained_products,)
 
 
 class BitComparison(StrEnum):
-    """How the bits of the placed text's results compare with the source's."""
+    """How the bits of a compiled text's results compare with the source's."""
 
     SAME = "same"
     DIFFER = "differ"
@@ -52,46 +52,95 @@ class BitComparison(StrEnum):
 
 
 @dataclass(frozen=True)
-class PlacedComparison:
-    """The source and the placed text on the virtual NPU, with checks, on the same arrays."""
+class TextComparison:
+    """The source and a text that was compiled from it, on the virtual NPU and on the same arrays."""
 
     bits: BitComparison
     message: str = ""
     seconds: float = 0.0
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the text ran and has other bits, or does not run."""
+        return self.bits in (BitComparison.DIFFER, BitComparison.FAILED)
 
-NOT_COMPARED = PlacedComparison(BitComparison.NOT_RUN)
+
+NOT_COMPARED = TextComparison(BitComparison.NOT_RUN)
 
 
-def compare(subject: ToolchainSubject, texts: StageFiles, most_mib: int) -> PlacedComparison:
-    """Run both on the same arrays and compare all bits, unless the arguments take more than
-    `most_mib` MiB.
+@dataclass(frozen=True)
+class BitComparisons:
+    """placed: of the text after placement, run with checks as AIR. device: of the modules with `aie.device`
+    before routing and after it, one result for both.
+    """
+
+    placed: TextComparison = NOT_COMPARED
+    device: TextComparison = NOT_COMPARED
+
+
+def compare(subject: ToolchainSubject, texts: StageFiles, most_mib: int) -> BitComparisons:
+    """Run the source and what was compiled from it on the same arrays and compare all bits, unless the
+    arguments take more than `most_mib` MiB.
     """
     if not texts.placed.is_file():
-        return PlacedComparison(BitComparison.NOT_RUN, "there is no placed text")
+        nothing = TextComparison(BitComparison.NOT_RUN, "there is no placed text")
+        return BitComparisons(nothing, nothing)
     if subject.argument_bytes > most_mib * MIB:
         size = -(-subject.argument_bytes // MIB)
-        return PlacedComparison(
-            BitComparison.NOT_RUN, f"its arguments take {size} MiB, and --run-up-to is {most_mib}"
-        )
-    begin = time.monotonic()
+        reason = f"its arguments take {size} MiB, and --run-up-to is {most_mib}"
+        return BitComparisons(*[TextComparison(BitComparison.NOT_RUN, reason)] * 2)
     arrays = subject.arrays()
     try:
-        program, expected = _run(texts.source, arrays, "the source")
-        _, actual = _run(texts.placed, arrays, "the placed text")
+        program, expected = _run(texts.source, arrays, "the source", WITH_CHECKS)
     except _FailedError as error:
-        return PlacedComparison(BitComparison.FAILED, str(error), time.monotonic() - begin)
-    difference = first_difference(program.entry().arguments, expected, actual)
-    bits = BitComparison.DIFFER if difference else BitComparison.SAME
-    return PlacedComparison(bits, str(difference or ""), time.monotonic() - begin)
+        return BitComparisons(*[TextComparison(BitComparison.FAILED, str(error))] * 2)
+    named = program.entry().arguments
+    placed = {texts.placed: "the placed text"}
+    return BitComparisons(
+        _compare_texts(placed, arrays, expected, named, WITH_CHECKS),
+        _compare_texts(_device_texts(texts), arrays, expected, named, BuildOptions()),
+    )
+
+
+def _device_texts(texts: StageFiles) -> dict[Path, str]:
+    """The modules with `aie.device` that exist, with what messages call them."""
+    named = {
+        texts.module_after(RESOURCES): "the device's module before routing",
+        texts.module_after(ROUTE): "the device's module after routing",
+    }
+    return {path: name for path, name in named.items() if path.is_file()}
+
+
+def _compare_texts(
+    texts: Mapping[Path, str],
+    arrays: Sequence[Array],
+    expected: Sequence[Array],
+    arguments: Sequence[ArgumentType],
+    options: BuildOptions,
+) -> TextComparison:
+    """The first text that differs or does not run decides."""
+    if not texts:
+        return TextComparison(BitComparison.NOT_RUN, "no module of the device was made")
+    begin = time.monotonic()
+    try:
+        for path, name in texts.items():
+            _, actual = _run(path, arrays, name, options)
+            if difference := first_difference(arguments, expected, actual):
+                message = f"{name}: {difference}"
+                return TextComparison(BitComparison.DIFFER, message, time.monotonic() - begin)
+    except _FailedError as error:
+        return TextComparison(BitComparison.FAILED, str(error), time.monotonic() - begin)
+    return TextComparison(BitComparison.SAME, seconds=time.monotonic() - begin)
 
 
 class _FailedError(Exception):
     pass
 
 
-def _run(path: Path, arrays: Sequence[Array], description: str) -> tuple[Program, Sequence[Array]]:
-    program = Program.from_file(path, (KERNEL_SOURCES,), WITH_CHECKS)
+def _run(
+    path: Path, arrays: Sequence[Array], description: str, options: BuildOptions
+) -> tuple[Program, Sequence[Array]]:
+    program = Program.from_file(path, (KERNEL_SOURCES,), options)
     try:
         return program, program.run(*arrays).outputs
     except ProgramError as error:
