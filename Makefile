@@ -183,7 +183,7 @@ lit: $(TEST) ## only the lit suite: texts, messages, and the tests on an NPU if 
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$$REFRESH") tests/lit
 
 test-toolchain: $(RUN) ## compile all programs and kernels with upstream's compilers, stage by stage; needs no NPU
-	@$(PY) -m aerie test-toolchain $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(call option,--keep,KEEP) $(if $(JSON),--json)
+	@$(PY) -m aerie test-toolchain $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(weights) $(call option,--keep,KEEP) $(if $(JSON),--json)
 
 test-npu: $(TEST) ## on a machine with an NPU: kernels and programs against the virtual NPU, the NPU tests, one report
 	@$(PY) -m aerie test-npu
