@@ -7,13 +7,10 @@ the GEMV of bf16 keeps 64 of a row. It adds them up after the last block of a ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from aerie.device.npu2 import DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError, byte
 from aerie.kernel_builder.buffers import CoreBuffers, l1_bytes
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, f32, i32
-from aerie.kernel_builder.index import Index
 from aerie.kernel_builder.spec import KernelModule, largest_divisor, require_multiple
 from aerie.kernel_builder.values import ExternalFunction, OptLevel
 from aerie.kernel_builder.weight_blocks import (
@@ -55,19 +52,14 @@ def build(
         l1 = kernel.alloc_each(buffers)
         kernel.dma(l1["l1_x"], x)
         share = block_rows // herd_m
-        for i in _points(kernel, share):
+        for i in kernel.loop(share, unwraps=True):
             row = tx * share + i
-            for at in _points(kernel, block_columns, at_once):
+            for at in kernel.loop(0, block_columns, at_once, unwraps=True):
                 kernel.dma(l1["l1_weight"], weight[row, at : at + at_once, :])
                 add(at_once, at * BLOCK_COLUMNS, k, l1["l1_weight"], l1["l1_x"], l1["l1_sums"])
             finish(l1["l1_sums"], l1["l1_out"])
             kernel.dma(out[row * BLOCK_ROWS : row * BLOCK_ROWS + BLOCK_ROWS], l1["l1_out"])
     return kernel.finish()
-
-
-def _points(kernel: Kernel, stop: int, step: int = 1) -> Iterator[Index]:
-    """A loop, or its one trip without one: a loop that aircc folds loses the tokens that come after it."""
-    return kernel.loop(0, stop, step) if stop > step else iter([Index.from_value(0)])
 
 
 def l1_buffers(k: int, at_once: int, block: WeightBlock) -> CoreBuffers:

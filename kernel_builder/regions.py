@@ -102,8 +102,14 @@ class Regions:
         stop: IndexLike | None = None,
         step: int = 1,
         carry: Sequence[LoopCarried] = (),
+        *,
+        unwraps: bool = False,
     ) -> Iterator[Index]:
-        """A loop on the device, with `range`'s arguments. Write `for i in k.loop(...)`, without break."""
+        """A loop on the device, with `range`'s arguments. Write `for i in k.loop(...)`, without break.
+
+        unwraps: a loop of one trip becomes its body alone. aircc folds such a loop, and what comes after it then
+        has lost its tokens: a buffer that was filled before the loop is freed while it is read.
+        """
         first, last = (
             (Index.from_value(0), Index.from_value(start))
             if stop is None
@@ -111,6 +117,8 @@ class Regions:
         )
         if step <= 0:
             raise DslError(f"a loop has step {step}; it must be positive")
+        if unwraps and first.static is not None and (last - first).static in range(1, step + 1):
+            return iter([first])
         low, high = (self.scopes.index(bound, "bound") for bound in (first, last))
         starts = [carried.value for carried in carry]
         block = Block(arg_types=[IndexType(), *(value.mlir_type for value in starts)])

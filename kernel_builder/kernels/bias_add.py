@@ -74,7 +74,7 @@ def build(
         l1_bias = k.alloc(L1, (own_cols,), bf16, "l1_bias")
         l1_x, l1_out = (k.alloc(L1, (group, own_cols), bf16, name) for name in ("l1_x", "l1_out"))
         k.dma(l1_bias, bias[own])
-        for at in k.loop(0, count, group):
+        for at in k.loop(0, count, group, unwraps=True):
             k.dma(l1_x, x_rows[at : at + group, own])
             k.round_to_even(l1_out)
             for row in k.loop(group):

@@ -68,7 +68,7 @@ def build(
     with k.launch(), k.segment("eltwise_add_segment"), k.herd(herd_x, 1, name="eltwise_add_herd") as (tx, _):
         l1_a, l1_b, l1_out = (k.alloc(L1, (run,), bf16, name) for name in ("l1_a", "l1_b", "l1_out"))
         parts = _l1_parts(k, scale)
-        for at in k.loop(0, share, run):
+        for at in k.loop(0, share, run, unwraps=True):
             k.dma(l1_a, a_share[tx, at : at + run])
             k.dma(l1_b, b_share[tx, at : at + run])
             k.round_to_even(l1_out)

@@ -94,7 +94,7 @@ def build(
     with kernel.launch(), kernel.segment("gemv_segment"), kernel.herd(herd_m, 1, name="gemv_herd") as (tx, _):
         l1 = kernel.alloc_each(buffers)
         kernel.dma(l1["l1_x"], x)
-        for run in kernel.loop(0, m // herd_m, tile_m):
+        for run in kernel.loop(0, m // herd_m, tile_m, unwraps=True):
             first = tx * (m // herd_m) + run
             product.run(matrix, first, l1)
             kernel.dma(out[first : first + tile_m], l1["l1_out"])

@@ -46,7 +46,7 @@ def build(rows: int, cols: int, herd_x: int | None = None, *, device: DeviceMode
     x_share, out_share = (each.reshape(herd_x, share) for each in (x, out))
     with k.launch(), k.segment("narrow_segment"), k.herd(herd_x, 1, name="narrow_herd") as (tx, _):
         l1_x, l1_out = k.alloc(L1, (run,), f32, "l1_x"), k.alloc(L1, (run,), bf16, "l1_out")
-        for at in k.loop(0, share, run):
+        for at in k.loop(0, share, run, unwraps=True):
             k.dma(l1_x, x_share[tx, at : at + run])
             k.round_to_even(l1_out)
             for j in k.loop(0, run, LANES):

@@ -142,7 +142,7 @@ def _rows(k: Kernel, x: View, weight: Buffer, out: View, norm: _Norm, herd_x: in
     l1_x, l1_out = (k.alloc(L1, (group, cols), bf16, name) for name in ("l1_x", "l1_out"))
     constants = _l1_constants(k)
     k.dma(l1_weight, weight)
-    for at in k.loop(0, share, group):
+    for at in k.loop(0, share, group, unwraps=True):
         window = slice(tx * share + at, tx * share + at + group)
         k.dma(l1_x, x[window, :])
         for row in k.loop(group):
@@ -160,7 +160,7 @@ def _long_rows(k: Kernel, x: View, weight: Buffer, out: View, norm: _Norm, herd_
     l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
     constants = _l1_constants(k)
     k.dma(l1_weight, weight)
-    for own in k.loop(rows // herd_x):
+    for own in k.loop(rows // herd_x, unwraps=True):
         row = tx * (rows // herd_x) + own
         k.dma(l1_x, x[row, :])
         scale = _inverse_rms(k, l1_x, constants, norm.eps)

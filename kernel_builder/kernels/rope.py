@@ -81,10 +81,10 @@ def build(
     with k.launch(), k.segment("rope_segment"), k.herd(herd_x, 1, name="rope_herd") as (tx, _):
         l1_lut = k.alloc(L1, (rotary_dim,), bf16, "l1_lut")
         l1_x, l1_out = (k.alloc(L1, (heads * head_dim,), bf16, name) for name in ("l1_x", "l1_out"))
-        for own in k.loop(count // herd_x):
+        for own in k.loop(count // herd_x, unwraps=True):
             at = tx * (count // herd_x) + own
             k.dma(l1_lut, lut.reshape(count, lut.size // count)[at, :])
-            for chunk in k.loop(0, n_heads // heads):
+            for chunk in k.loop(0, n_heads // heads, unwraps=True):
                 k.dma(l1_x, x_chunks[at, chunk])
                 rope(l1_x, l1_lut, l1_out, heads, head_dim)
                 k.dma(out_chunks[at, chunk], l1_out)

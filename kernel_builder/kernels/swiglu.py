@@ -77,7 +77,7 @@ def build(
     gate_share, up_share, out_share = (v.reshape(herd_x, share) for v in (gate, up, out))
     with k.launch(), k.segment("swiglu_segment"), k.herd(herd_x, 1, name="swiglu_herd") as (tx, _):
         l1_gate, l1_up, l1_out = (k.alloc(L1, (run,), bf16, name) for name in ("l1_gate", "l1_up", "l1_out"))
-        for at in k.loop(0, share, run):
+        for at in k.loop(0, share, run, unwraps=True):
             k.dma(l1_gate, gate_share[tx, at : at + run])
             k.dma(l1_up, up_share[tx, at : at + run])
             activate(l1_gate, l1_up, l1_out, run)

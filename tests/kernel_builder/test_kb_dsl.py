@@ -75,6 +75,18 @@ def test_buffers_end_with_their_region() -> None:
     assert body.index("memref.alloc") < body.index("memref.dealloc") < body.index("}")
 
 
+@pytest.mark.parametrize(("stop", "loops"), [(2, 0), (1, 0), (4, 1), (0, 1)])
+def test_one_trip_may_be_its_body_alone(stop: int, loops: int) -> None:
+    def write(k: Sketch, tx, ty) -> None:
+        near = k.alloc(L1, (64,), bf16)
+        for row in k.loop(0, stop, 2, unwraps=True):
+            k.dma(near, k.x[row + tx, :])
+
+    text = in_herd(write)
+    assert text.count("scf.for") == loops
+    assert text.count("air.dma_memcpy_nd") == 1
+
+
 def test_carried_values_become_iter_args() -> None:
     def write(k: Sketch, tx, ty) -> None:
         near = k.alloc(L1, (64,), bf16)

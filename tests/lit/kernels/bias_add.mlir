@@ -18,19 +18,17 @@ builtin.module {
           %l1_out = memref.alloc() : memref<16x16xbf16, 2>
           %at = affine.apply affine_map<()[s0] -> ((s0 * 16))> ()[%hx]
           air.dma_memcpy_nd (%l1_bias[] [] [], %bias_3[%at] [%c16] [%c1_1]) : (memref<16xbf16, 2>, memref<128xbf16>)
-          scf.for %i = %c0 to %c16 step %c16 {
-            air.dma_memcpy_nd (%l1_x[] [] [], %x_3[%i, %at] [%c16, %c16] [%c128, %c1_1]) : (memref<16x16xbf16, 2>, memref<16x128xbf16>)
-            func.call @round_to_even_bf16_16_16(%l1_out) : (memref<16x16xbf16, 2>) -> ()
-            scf.for %i_1 = %c0 to %c16 step %c1_1 {
-              scf.for %i_2 = %c0 to %c16 step %c16 {
-                %0 = vector.transfer_read %l1_x[%i_1, %i_2], %bf16_constant {in_bounds = [true]} : memref<16x16xbf16, 2>, vector<16xbf16>
-                %1 = vector.transfer_read %l1_bias[%i_2], %bf16_constant {in_bounds = [true]} : memref<16xbf16, 2>, vector<16xbf16>
-                %2 = arith.addf %0, %1 : vector<16xbf16>
-                vector.transfer_write %2, %l1_out[%i_1, %i_2] {in_bounds = [true]} : vector<16xbf16>, memref<16x16xbf16, 2>
-              }
+          air.dma_memcpy_nd (%l1_x[] [] [], %x_3[%c0, %at] [%c16, %c16] [%c128, %c1_1]) : (memref<16x16xbf16, 2>, memref<16x128xbf16>)
+          func.call @round_to_even_bf16_16_16(%l1_out) : (memref<16x16xbf16, 2>) -> ()
+          scf.for %i = %c0 to %c16 step %c1_1 {
+            scf.for %i_1 = %c0 to %c16 step %c16 {
+              %0 = vector.transfer_read %l1_x[%i, %i_1], %bf16_constant {in_bounds = [true]} : memref<16x16xbf16, 2>, vector<16xbf16>
+              %1 = vector.transfer_read %l1_bias[%i_1], %bf16_constant {in_bounds = [true]} : memref<16xbf16, 2>, vector<16xbf16>
+              %2 = arith.addf %0, %1 : vector<16xbf16>
+              vector.transfer_write %2, %l1_out[%i, %i_1] {in_bounds = [true]} : vector<16xbf16>, memref<16x16xbf16, 2>
             }
-            air.dma_memcpy_nd (%out_3[%i, %at] [%c16, %c16] [%c128, %c1_1], %l1_out[] [] []) : (memref<16x128xbf16>, memref<16x16xbf16, 2>)
           }
+          air.dma_memcpy_nd (%out_3[%c0, %at] [%c16, %c16] [%c128, %c1_1], %l1_out[] [] []) : (memref<16x128xbf16>, memref<16x16xbf16, 2>)
           memref.dealloc %l1_bias : memref<16xbf16, 2>
           memref.dealloc %l1_x : memref<16x16xbf16, 2>
           memref.dealloc %l1_out : memref<16x16xbf16, 2>

@@ -9,22 +9,20 @@ builtin.module {
         %c1 = arith.constant 1 : index
         air.herd @narrow_herd tile (%hx, %hy) in (%hsx=%c8, %hsy=%c1) args(%x_3=%x_2, %out_3=%out_2) : memref<16x64xf32>, memref<16x64xbf16> {
           %c0 = arith.constant 0 : index
-          %c128 = arith.constant 128 : index
           %c1_1 = arith.constant 1 : index
+          %c128 = arith.constant 128 : index
           %c16 = arith.constant 16 : index
           %f32_constant = arith.constant 0.000000e+00 : f32
           %l1_x = memref.alloc() : memref<128xf32, 2>
           %l1_out = memref.alloc() : memref<128xbf16, 2>
-          scf.for %i = %c0 to %c128 step %c128 {
-            air.dma_memcpy_nd (%l1_x[] [] [], %x_3[%hx, %i] [%c1_1, %c128] [%c128, %c1_1]) : (memref<128xf32, 2>, memref<16x64xf32>)
-            func.call @round_to_even_bf16_128(%l1_out) : (memref<128xbf16, 2>) -> ()
-            scf.for %i_1 = %c0 to %c128 step %c16 {
-              %0 = vector.transfer_read %l1_x[%i_1], %f32_constant {in_bounds = [true]} : memref<128xf32, 2>, vector<16xf32>
-              %1 = arith.truncf %0 : vector<16xf32> to vector<16xbf16>
-              vector.transfer_write %1, %l1_out[%i_1] {in_bounds = [true]} : vector<16xbf16>, memref<128xbf16, 2>
-            }
-            air.dma_memcpy_nd (%out_3[%hx, %i] [%c1_1, %c128] [%c128, %c1_1], %l1_out[] [] []) : (memref<16x64xbf16>, memref<128xbf16, 2>)
+          air.dma_memcpy_nd (%l1_x[] [] [], %x_3[%hx, %c0] [%c1_1, %c128] [%c128, %c1_1]) : (memref<128xf32, 2>, memref<16x64xf32>)
+          func.call @round_to_even_bf16_128(%l1_out) : (memref<128xbf16, 2>) -> ()
+          scf.for %i = %c0 to %c128 step %c16 {
+            %0 = vector.transfer_read %l1_x[%i], %f32_constant {in_bounds = [true]} : memref<128xf32, 2>, vector<16xf32>
+            %1 = arith.truncf %0 : vector<16xf32> to vector<16xbf16>
+            vector.transfer_write %1, %l1_out[%i] {in_bounds = [true]} : vector<16xbf16>, memref<128xbf16, 2>
           }
+          air.dma_memcpy_nd (%out_3[%hx, %c0] [%c1_1, %c128] [%c128, %c1_1], %l1_out[] [] []) : (memref<16x64xbf16>, memref<128xbf16, 2>)
           memref.dealloc %l1_x : memref<128xf32, 2>
           memref.dealloc %l1_out : memref<128xbf16, 2>
         }

@@ -21,11 +21,9 @@ builtin.module {
           scf.for %i = %c0 to %c8_1 step %c1_1 {
             %at = affine.apply affine_map<()[s0, s1] -> (((s0 * 8) + s1))> ()[%hx, %i]
             air.dma_memcpy_nd (%l1_lut[] [] [], %lut_3[%at, %c0] [%c1_1, %c64] [%c64, %c1_1]) : (memref<64xbf16, 2>, memref<64x64xbf16>)
-            scf.for %i_1 = %c0 to %c1_1 step %c1_1 {
-              air.dma_memcpy_nd (%l1_x[] [] [], %x_3[%at, %i_1, %c0] [%c1_1, %c1_1, %c128] [%c128, %c128, %c1_1]) : (memref<128xbf16, 2>, memref<64x128xbf16>)
-              func.call @rope_2x64(%l1_x, %l1_lut, %l1_out, %i32_constant, %i32_constant_1) : (memref<128xbf16, 2>, memref<64xbf16, 2>, memref<128xbf16, 2>, i32, i32) -> ()
-              air.dma_memcpy_nd (%out_3[%at, %i_1, %c0] [%c1_1, %c1_1, %c128] [%c128, %c128, %c1_1], %l1_out[] [] []) : (memref<64x128xbf16>, memref<128xbf16, 2>)
-            }
+            air.dma_memcpy_nd (%l1_x[] [] [], %x_3[%at, %c0, %c0] [%c1_1, %c1_1, %c128] [%c128, %c128, %c1_1]) : (memref<128xbf16, 2>, memref<64x128xbf16>)
+            func.call @rope_2x64(%l1_x, %l1_lut, %l1_out, %i32_constant, %i32_constant_1) : (memref<128xbf16, 2>, memref<64xbf16, 2>, memref<128xbf16, 2>, i32, i32) -> ()
+            air.dma_memcpy_nd (%out_3[%at, %c0, %c0] [%c1_1, %c1_1, %c128] [%c128, %c128, %c1_1], %l1_out[] [] []) : (memref<64x128xbf16>, memref<128xbf16, 2>)
           }
           memref.dealloc %l1_lut : memref<64xbf16, 2>
           memref.dealloc %l1_x : memref<128xbf16, 2>

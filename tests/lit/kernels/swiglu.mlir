@@ -9,18 +9,16 @@ builtin.module {
         %c1 = arith.constant 1 : index
         air.herd @swiglu_herd tile (%hx, %hy) in (%hsx=%c8, %hsy=%c1) args(%gate_3=%gate_2, %up_3=%up_2, %out_3=%out_2) : memref<16x64xbf16>, memref<16x64xbf16>, memref<16x64xbf16> {
           %c0 = arith.constant 0 : index
-          %c128 = arith.constant 128 : index
           %c1_1 = arith.constant 1 : index
+          %c128 = arith.constant 128 : index
           %i32_constant = arith.constant 128 : i32
           %l1_gate = memref.alloc() : memref<128xbf16, 2>
           %l1_up = memref.alloc() : memref<128xbf16, 2>
           %l1_out = memref.alloc() : memref<128xbf16, 2>
-          scf.for %i = %c0 to %c128 step %c128 {
-            air.dma_memcpy_nd (%l1_gate[] [] [], %gate_3[%hx, %i] [%c1_1, %c128] [%c128, %c1_1]) : (memref<128xbf16, 2>, memref<16x64xbf16>)
-            air.dma_memcpy_nd (%l1_up[] [] [], %up_3[%hx, %i] [%c1_1, %c128] [%c128, %c1_1]) : (memref<128xbf16, 2>, memref<16x64xbf16>)
-            func.call @silu_and_mul_bf16_128(%l1_gate, %l1_up, %l1_out, %i32_constant) : (memref<128xbf16, 2>, memref<128xbf16, 2>, memref<128xbf16, 2>, i32) -> ()
-            air.dma_memcpy_nd (%out_3[%hx, %i] [%c1_1, %c128] [%c128, %c1_1], %l1_out[] [] []) : (memref<16x64xbf16>, memref<128xbf16, 2>)
-          }
+          air.dma_memcpy_nd (%l1_gate[] [] [], %gate_3[%hx, %c0] [%c1_1, %c128] [%c128, %c1_1]) : (memref<128xbf16, 2>, memref<16x64xbf16>)
+          air.dma_memcpy_nd (%l1_up[] [] [], %up_3[%hx, %c0] [%c1_1, %c128] [%c128, %c1_1]) : (memref<128xbf16, 2>, memref<16x64xbf16>)
+          func.call @silu_and_mul_bf16_128(%l1_gate, %l1_up, %l1_out, %i32_constant) : (memref<128xbf16, 2>, memref<128xbf16, 2>, memref<128xbf16, 2>, i32) -> ()
+          air.dma_memcpy_nd (%out_3[%hx, %c0] [%c1_1, %c128] [%c128, %c1_1], %l1_out[] [] []) : (memref<16x64xbf16>, memref<128xbf16, 2>)
           memref.dealloc %l1_gate : memref<128xbf16, 2>
           memref.dealloc %l1_up : memref<128xbf16, 2>
           memref.dealloc %l1_out : memref<128xbf16, 2>
