@@ -107,8 +107,8 @@ class Regions:
     ) -> Iterator[Index]:
         """A loop on the device, with `range`'s arguments. Write `for i in k.loop(...)`, without break.
 
-        unwraps: a loop of one trip becomes its body alone. aircc folds such a loop, and what comes after it then
-        has lost its tokens: a buffer that was filled before the loop is freed while it is read.
+        unwraps: a loop of one trip becomes its body alone. aircc folds such a loop, and what comes after it
+        has then lost its tokens: a buffer is freed while it is read.
         """
         first, last = (
             (Index.from_value(0), Index.from_value(start))

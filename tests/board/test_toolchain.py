@@ -45,7 +45,7 @@ ADD = "eltwise_add-o_gemv_ffn-attn_add"
 
 @pytest.fixture(scope="module")
 def add_text() -> str:
-    """The kernel's own text, for a stand-in that lowers nothing to write in the place of a device's module."""
+    """The kernel's own text, which a stand-in that lowers nothing writes for a device's module."""
     (subject,) = SubjectChoice(DEMO, 128).build([ADD])
     return subject.program.text
 

@@ -1,8 +1,8 @@
 """`aerie test-toolchain`: needs no NPU and no driver, only the compilers of `make setup-npu`.
 
 Our own check sees each program and kernel first, and may refuse it. The stages then run in parallel for
-several of them, and the placed text and the modules of the device are run against their source. Exit codes: 0 no stage that can run here
-failed, 1 one did, 2 no stage can run.
+several of them, and the placed text and the modules of the device are run against their source. Exit codes: 0
+no stage that can run here failed, 1 one did, 2 no stage can run.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aerie.board.report.redaction import Redactor
-from aerie.board.toolchain.results import BitComparison, BitComparisons, TextComparison
+from aerie.board.toolchain.results import NOTHING_COMPARED, BitComparison, BitComparisons, TextComparison
 from aerie.common.text_tables import compact_table, print_tables
 from aerie.runtime.npu.core_ir import CoreFinding
 from aerie.runtime.npu.stages import STAGES, StageOutcome, StageStatus, StageTools
@@ -34,7 +34,7 @@ class SubjectOutcome:
     options: tuple[str, ...]
     refused: str = ""
     results: tuple[StageOutcome, ...] = ()
-    compared: BitComparisons = BitComparisons()
+    compared: BitComparisons = NOTHING_COMPARED
     products: str = ""
     findings: tuple[str, ...] = ()
 
@@ -88,7 +88,9 @@ def print_outcomes(outcomes: Sequence[SubjectOutcome], title: str, console: Cons
 
 
 def _table(outcomes: Sequence[SubjectOutcome], title: str) -> Table:
-    table = compact_table(title, ("program, kernel", "stages", "fails at", "bits", "device bits"), ("seconds",))
+    table = compact_table(
+        title, ("program, kernel", "stages", "fails at", "bits", "device bits"), ("seconds",)
+    )
     kind = ""
     for outcome in outcomes:
         if kind and outcome.kind != kind:

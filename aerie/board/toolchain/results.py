@@ -16,7 +16,7 @@ from aerie.board.toolchain.subjects import ToolchainSubject
 from aerie.runtime.npu.stages import RESOURCES, ROUTE, StageFiles
 from aerie.runtime.toolchain import KERNEL_SOURCES
 from aerie.virtual_npu import BuildOptions, Program, ProgramError
-from aerie.virtual_npu.arrays import Array, ArgumentType, first_difference
+from aerie.virtual_npu.arrays import ArgumentType, Array, first_difference
 
 MIB = 1 << 20
 WITH_CHECKS = BuildOptions(checks=True)
@@ -76,6 +76,9 @@ class BitComparisons:
 
     placed: TextComparison = NOT_COMPARED
     device: TextComparison = NOT_COMPARED
+
+
+NOTHING_COMPARED = BitComparisons()
 
 
 def compare(subject: ToolchainSubject, texts: StageFiles, most_mib: int) -> BitComparisons:
