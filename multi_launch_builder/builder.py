@@ -23,8 +23,20 @@ from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
 from aerie.multi_launch_builder.weight_kinds import plans_with_kinds
 
 
-def stack_option(device: DeviceModel) -> CompileOption:
+RESET_KERNELS = frozenset({"cached_attention", "cache_update"})
+"""Kernels whose queues of transfers repeat: mlir-air resets the array between two points of their launches."""
+
+
+def stack_option(device: DeviceModel, kernels: Collection[str]) -> CompileOption:
     """How much of a core's memory is its stack: what the kernels leave free."""
+    if RESET_KERNELS & set(kernels):
+        return CompileOption(
+            f"--stack-size={device.reset_stack_bytes}",
+            "between two points of a launch the array is reset by a copy of the device whose cores have the "
+            "stack that mlir-aie gives by default: with another size buffers beside the stack would lie at "
+            "other addresses there, and transfers would miss those that the cores read",
+            "mlir-air AIRRtToNpuPass.cpp, createLightweightResetDevice",
+        )
     return CompileOption(
         f"--stack-size={device.program_stack_bytes}",
         "the stack lies right below a core's buffers, and one that outgrows its size spoils them without a "
@@ -50,7 +62,7 @@ def build_program(plan: ProgramPlan, device: DeviceModel = NPU2) -> Program:
     stitcher = Stitcher(plan.name, plan.arguments)
     for step in plan.launches:
         stitcher.add(build_kernel(step, plan.name, device), step.wiring, label=step.label)
-    options = (stack_option(device), *plan.options)
+    options = (stack_option(device, [step.kernel for step in plan.launches]), *plan.options)
     return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options).with_plan(plan)
 
 
@@ -120,7 +132,7 @@ class KernelUse:
     def program(self, name: str, device: DeviceModel = NPU2) -> Program:
         """The kernel as a program of one launch, with the options of the program that uses it."""
         kernel = self.build()
-        options = (stack_option(device), *(self.plan.options if self.plan else ()))
+        options = (stack_option(device, [self.step.kernel]), *(self.plan.options if self.plan else ()))
         return Program.from_module(kernel.module, kernel.arguments, name, options)
 
 

@@ -58,6 +58,7 @@ class DeviceModel:
     l1_bytes: data memory of a core tile (64 KiB on AIE2P, `AIETargetModel`).
     stack_bytes: what aircc reserves of it for the stack by default (`air-to-aie` option
     `stack-size`; 1024, from September 2026 on 2048). program_stack_bytes: what Aerie's own programs ask for.
+    reset_stack_bytes: what those ask for whose launches mlir-air resets by a copy of the device.
     program_bytes: program memory of a core (`AIETargetLdScript`: length 0x4000).
     l2_bytes: one memtile; there is one per column. cores_per_memtile: of a segment with more cores,
     air-split-l2-memref cuts buffers (`tiles-per-l2-tile`).
@@ -97,6 +98,7 @@ class DeviceModel:
     granule_bytes: int = 4
     xclbin_arguments: int = 5
     program_stack_bytes: int = 2048
+    reset_stack_bytes: int = 1024
     first_core_row: int = 2
     cascade_bits: int = 512
     packet_ids: int = 32

@@ -13,6 +13,7 @@ from aerie.air_dialect.aie.sequence import RunOp, RuntimeSequenceOp
 from aerie.virtual_npu.aie import registers, vectors  # noqa: F401 - they register what they emit
 from aerie.virtual_npu.aie.cores import AieFile, emit_core, released_locks
 from aerie.virtual_npu.aie.design import Bd, Channel, Device, LockUse, Place, place_of, read_device
+from aerie.virtual_npu.aie.kept_programs import keep_programs
 from aerie.virtual_npu.aie.memory_use import check_memory
 from aerie.virtual_npu.aie.object_fifos import lower_object_fifos
 from aerie.virtual_npu.aie.routes import Route, routes
@@ -58,6 +59,7 @@ def generate(
     for device in file.devices:
         device.fifos = dict(lower_object_fifos(device))
         file.declarations.append(f"extern const vnpu::aie::DeviceTable device_{device.number};")
+    keep_programs(file.devices)
     entries: dict[str, object] = {}
     tables = []
     for device, op in _entries(file.devices):

@@ -1,0 +1,63 @@
+"""A reset of the array by a copy of the device whose cores are empty: they begin again with their programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aerie.virtual_npu.errors import UnsupportedOpError
+from aerie.virtual_npu.options import BuildOptions
+from aerie.virtual_npu.program import Program
+from tests.virtual_npu.aie.designs import adder, transfer
+
+FIFO = "!aie.objectfifo<memref<8xi32>>"
+
+
+def _device(name: str, core: str, sequence: str = "", address: int = 2048) -> str:
+    return f"""
+  aie.device(npu2) @{name} {{
+    %shim = aie.tile(0, 0)
+    %tile = aie.tile(0, 2)
+    %own = aie.buffer(%tile) {{address = {address} : i32, sym_name = "own"}} : memref<8xi32>
+    aie.objectfifo @in(%shim, {{%tile}}, 1 : i32) : {FIFO}
+    aie.objectfifo @out(%tile, {{%shim}}, 1 : i32) : {FIFO}
+    {core}
+    {sequence}
+  }}
+"""
+
+
+def _design(address: int) -> str:
+    """A core that works once, for two points: the reset between them lets it begin again."""
+    points = [
+        f"""{transfer("b", 16, "out", 0, offset=at).replace("1, 1, 1, 16", "1, 1, 1, 8")}
+      {transfer("a", 16, "in", 1, offset=at).replace("1, 1, 1, 16", "1, 1, 1, 8")}
+      aiex.npu.dma_wait {{symbol = @out}}"""
+        for at in (0, 8)
+    ]
+    sequence = f"""aie.runtime_sequence @twice(%a: memref<16xi32>, %b: memref<16xi32>) {{
+      {points[0]}
+      aiex.npu.load_pdi {{device_ref = @add_reset}}
+      {points[1]}
+    }}"""
+    empty = "aie.core(%tile) {\n      aie.end\n    }"
+    whole = _device("add", adder("%tile", "in", "out", 1, 5), sequence)
+    return "module {" + whole + _device("add_reset", empty, address=address) + "}\n"
+
+
+def test_empty_cores_begin_again_with_their_programs() -> None:
+    program = Program.from_text(_design(2048), options=BuildOptions())
+    before = np.arange(16, dtype=np.int32)
+    outputs = program.run(before, np.zeros(16, np.int32)).outputs
+    assert np.array_equal(outputs[1], before + 5)
+
+
+def test_buffers_at_other_addresses_are_refused() -> None:
+    """mlir-air's copy has the default stack, and buffers beside it lie elsewhere if the cores asked for more."""
+    program = Program.from_text(_design(1024), options=BuildOptions())
+    with pytest.raises(
+        UnsupportedOpError,
+        match=r"load_pdi: cores keep the programs of @add, which have own of tile .* at address 2048, and DMAs "
+        r"then write to 1024: results would be wrong; .* one stack size, .* 1024 \(--stack-size=1024\)",
+    ):
+        program.run(np.zeros(16, np.int32), np.zeros(16, np.int32))
