@@ -22,9 +22,8 @@ from aerie.multi_launch_builder.stitcher import Stitcher
 from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
 from aerie.multi_launch_builder.weight_kinds import plans_with_kinds
 
-
 RESET_KERNELS = frozenset({"cached_attention", "cache_update"})
-"""Kernels whose queues of transfers repeat: mlir-air resets the array between two points of their launches."""
+"""Kernels whose queues of transfers repeat: mlir-air resets the array after each point of their launches."""
 
 
 def stack_option(device: DeviceModel, kernels: Collection[str]) -> CompileOption:

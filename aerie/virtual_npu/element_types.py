@@ -16,6 +16,9 @@ NUMPY_NAMES = {
 
 
 def numbers_of(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """The numbers of an array whose elements have an MLIR type: bf16 bits widened to float32, others as they
-    are."""
-    return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else array
+    """The numbers of an array whose elements have an MLIR type: bf16, as ml_dtypes.bfloat16 or as its bits,
+    widened to float32, others as they are.
+    """
+    if dtype != "bf16":
+        return array
+    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

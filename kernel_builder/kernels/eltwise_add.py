@@ -19,7 +19,7 @@ import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.buffers import Buffer
-from aerie.kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
+from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, f32, fma
 from aerie.kernel_builder.spec import (
     Array,
     KernelModule,
@@ -72,10 +72,10 @@ def build(
             k.dma(l1_a, a_share[tx, at : at + run])
             k.dma(l1_b, b_share[tx, at : at + run])
             k.round_to_even(l1_out)
+            _scale(k, l1_b, parts)
             for j in k.loop(0, run, LANES):
                 lanes = slice(j, j + LANES)
-                a_lanes, b_lanes = k.load(l1_a[lanes]), _scaled(k, k.load(l1_b[lanes]), parts)
-                k.store(l1_out[lanes], a_lanes + b_lanes)
+                k.store(l1_out[lanes], k.load(l1_a[lanes]) + k.load(l1_b[lanes]))
             k.dma(out_share[tx, at : at + run], l1_out)
     return k.finish()
 
@@ -100,14 +100,17 @@ def _l1_parts(k: Kernel, scale: float) -> list[Buffer]:
     return buffers
 
 
-def _scaled(k: Kernel, lanes: Value, parts: list[Buffer]) -> Value:
-    """16 elements times the scale, the products summed in f32, the smallest first, and rounded."""
-    if not parts:
-        return lanes
-    wide, product = lanes.to(f32), k.constant(0.0, f32, LANES)
-    for part in reversed(parts):
-        product = fma(wide, k.load(part[0, :]).to(f32), product)
-    return product.to(bf16)
+def _scale(k: Kernel, l1_b: Buffer, parts: list[Buffer]) -> None:
+    """Multiply by the scale in place: products summed in f32, the smallest first, and rounded.
+
+    The sum reads them in a loop of its own: where it follows at once, mlir-aie leaves the rounding out.
+    """
+    for j in k.loop(0, l1_b.shape[0], LANES) if parts else ():
+        lanes = slice(j, j + LANES)
+        wide, product = k.load(l1_b[lanes]).to(f32), k.constant(0.0, f32, LANES)
+        for part in reversed(parts):
+            product = fma(wide, k.load(part[0, :]).to(f32), product)
+        k.store(l1_b[lanes], product.to(bf16))
 
 
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:

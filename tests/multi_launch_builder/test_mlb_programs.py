@@ -26,6 +26,7 @@ from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.programs import PLANS, plan_programs
 from aerie.multi_launch_builder.shape_limits import check_shape
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
+from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
 from aerie.virtual_npu import BuildOptions, cache
 
 LAUNCHES = {
@@ -302,6 +303,14 @@ def test_programs_are_built_for_the_device_that_they_are_given(built):
         check(parse(program.text), half).raise_faults()
         assert "--stack-size=4096" in program.flags
         assert not check(built("demo", name)[1], half).ok
+
+
+def test_what_mlir_air_resets_has_the_stack_of_its_copies():
+    """Other kernels have more: tests/virtual_npu/aie/test_aie_kept_programs.py shows what would go wrong."""
+    plans = plan_variant_programs(DEMO, [Variant(8, 512)])
+    flags = {name: build_program(plan).flags[0] for name, plan in plans.items()}
+    assert flags.pop("cached_attn_ar8_cl512") == "--stack-size=1024"
+    assert set(flags.values()) == {"--stack-size=2048"}
 
 
 # ---- every form of our kernels and programs is one that upstream lowers ----

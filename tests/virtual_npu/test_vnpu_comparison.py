@@ -67,3 +67,12 @@ def test_as_json():
         "count": 1,
         "size": 1,
     }
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.uint16])
+def test_bf16_is_compared_by_its_bits_in_either_dtype(dtype: type) -> None:
+    argument = ArgumentType((2,), "bf16")
+    numbers = [np.array(pair, ml_dtypes.bfloat16).view(dtype) for pair in ([0.25, 0.5], [0.25, 0.75])]
+    assert first_difference([argument], numbers[:1], numbers[:1]) is None
+    difference = first_difference([argument], numbers[:1], numbers[1:])
+    assert str(difference) == "arg0[1] is 0.75 instead of 0.5 (1 of 2 elements differ)"

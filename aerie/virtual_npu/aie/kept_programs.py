@@ -1,8 +1,9 @@
 """Cores that keep their program when another configuration is loaded.
 
-mlir-air resets the array between two points of a launch by loading a copy of the device whose cores are empty:
-there is no ELF for them, so a core begins again with the program that it has (mlir-air AIRRtToNpuPass.cpp,
-createLightweightResetDevice). An empty core that a sequence loads later on is that of the device before.
+mlir-air resets the array between two points of a launch by loading a copy of the device whose cores are
+empty: there is no ELF for them, so a core begins again with the program that it has (mlir-air
+AIRRtToNpuPass.cpp, createLightweightResetDevice). An empty core that a sequence loads later on is that of the
+device before.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def _first_difference(before: Device, loaded: Device) -> str:
     for one, other in zip(before.buffers, loaded.buffers, strict=False):
         if (one.place, one.address) != (other.place, other.address):
             return (
-                f"which have {one.name} of tile {one.place} at address {one.address}, and DMAs then write to "
-                f"{other.address}: results would be wrong; cores of both need one stack size, and such a copy has "
-                "1024 (--stack-size=1024)"
+                f"which have {one.name} of tile {one.place} at address {one.address}, and DMAs then "
+                f"write to {other.address}: results would be wrong; cores of both need one stack size, and "
+                "such a copy has 1024 (--stack-size=1024)"
             )
     same = len(before.buffers) == len(loaded.buffers) and _locks(before) == _locks(loaded)
     return "" if same else f"and {symbol_name(loaded.name)} has other buffers or locks"

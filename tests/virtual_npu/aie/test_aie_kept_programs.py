@@ -1,4 +1,4 @@
-"""A reset of the array by a copy of the device whose cores are empty: they begin again with their programs."""
+"""A reset by a copy of the device whose cores are empty: they begin again with their programs."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_empty_cores_begin_again_with_their_programs() -> None:
 
 
 def test_buffers_at_other_addresses_are_refused() -> None:
-    """mlir-air's copy has the default stack, and buffers beside it lie elsewhere if the cores asked for more."""
+    """mlir-air's copy has the default stack; buffers beside it lie elsewhere if the cores asked for more."""
     program = Program.from_text(_design(1024), options=BuildOptions())
     with pytest.raises(
         UnsupportedOpError,
-        match=r"load_pdi: cores keep the programs of @add, which have own of tile .* at address 2048, and DMAs "
-        r"then write to 1024: results would be wrong; .* one stack size, .* 1024 \(--stack-size=1024\)",
+        match=r"load_pdi: cores keep the programs of @add, which have own of tile .* at address 2048, and "
+        r"DMAs then write to 1024: results would be wrong; .* one stack size, .* \(--stack-size=1024\)",
     ):
         program.run(np.zeros(16, np.int32), np.zeros(16, np.int32))
