@@ -15,8 +15,8 @@ from aerie.board.toolchain.product_loops import product_loops
 from aerie.board.toolchain.subjects import ToolchainSubject
 from aerie.runtime.npu.stages import RESOURCES, ROUTE, StageFiles
 from aerie.runtime.toolchain import KERNEL_SOURCES
-from aerie.virtual_npu import BuildOptions, Program, ProgramError
-from aerie.virtual_npu.arrays import ArgumentType, Array, first_difference
+from aerie.virtual_npu import ArgumentType, BuildOptions, Program, ProgramError
+from aerie.virtual_npu.arrays import Array, first_difference
 
 MIB = 1 << 20
 WITH_CHECKS = BuildOptions(checks=True)
