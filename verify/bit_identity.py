@@ -185,14 +185,14 @@ def identity_of_continuation(subject: SessionUnderTest, prompt: Prompt) -> BitId
     total = len(prompt_ids) + STEPS
     if total > subject.model.max_prompt_tokens:
         return BitIdentity(CONTINUATION_NAME, skipped=f"the context is shorter than {total} tokens")
-    reused = subject.cached_kv(prompt_ids)
+    first, reused = subject.cached_kv(prompt_ids)
     answer = subject.free_run(prompt_ids, STEPS)
     if not answer.token_ids:
         return BitIdentity(CONTINUATION_NAME, broken="our answer is empty")
     if not answer.cached_tokens:
         return BitIdentity(CONTINUATION_NAME, broken="all of the prompt was computed again")
     alone = subject.forced_run(prompt_ids, answer.token_ids)
-    computed = [array[:, : answer.cached_tokens] for layer in alone.cache.layers for array in layer]
+    computed = [array[:, first : answer.cached_tokens] for layer in alone.cache.layers for array in layer]
     ours, expected = (
         _with_logits(reused, np.stack(answer.logits)),
         _with_logits(computed, alone.logits),

@@ -22,6 +22,7 @@ from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import CheckpointError
 from aerie.engine.memory_estimate import SessionNeeds, footprint, require
 from aerie.engine.numerics import F32Array
+from aerie.engine.text_part import text_names
 from aerie.engine.weights import Weights, expected_shapes
 from aerie.runtime.memory import format_bytes
 from aerie.verify.bounds import LogitsDistance, compare
@@ -113,6 +114,7 @@ class Reference:
             model = kind.from_pretrained(
                 files.path,
                 dtype=getattr(torch, dtype),
+                key_mapping=text_names(folder),
                 trust_remote_code=False,
                 use_safetensors=True,
                 local_files_only=True,

@@ -162,25 +162,33 @@ class SessionUnderTest:
         """
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
-        contexts = () if model.seq_len else model.variant_set.contexts
-        buffers = [model.kv_storage.allocate(context) for context in _up_to(contexts, cache.capacity)]
-        for layers in (cache.layers, *(buffer.layers for buffer in buffers)):
+        blocks, capacity = model.variant_set, cache.capacity
+        contexts = {*_up_to(blocks.contexts, capacity), *_up_to(blocks.gathered_contexts, capacity)}
+        storage = model.kv_storage
+        buffers = [
+            (storage.allocate(context, window), window)
+            for context in sorted(contexts)
+            for window in range(len(model.config.masks.windows))
+        ]
+        for layers in (cache.layers, *(buffer.layers.values() for buffer, _ in buffers)):
             for array in itertools.chain.from_iterable(layers):
                 array.fill(UNWRITTEN_VALUE)
-        for buffer in buffers:
-            model.kv_storage.free(buffer)  # the buffer that was freed last is allocated next
+        for buffer, window in buffers:
+            storage.free(buffer, window)  # the buffer that was freed last is allocated next
         rows = prefill(model, prompt_ids, cache)
         logits = [next_token_logits(model, rows[-1])]
         logits += [next_token_logits(model, decode_step(model, token, cache)) for token in token_ids[:-1]]
         return ForcedRun(rows, np.stack(logits), cache)
 
-    def cached_kv(self, prompt_ids: Sequence[int]) -> list[BF16Array]:
-        """Copy the cached keys and values, of each layer, that the session would reuse for a prompt."""
+    def cached_kv(self, prompt_ids: Sequence[int]) -> tuple[int, list[BF16Array]]:
+        """Copy the cached keys and values, of each layer, that the session would reuse for a prompt. Returns
+        the first position that has any: those before it are behind the window of all layers."""
         kept = self.session.requests.last_sequence
         if kept is None or not (common := kept.sequence.common_prefix(prompt_ids)):
-            return []
-        places = kept.sequence.pool_positions(0, common)
-        return [array[:, places] for layer in kept.sequence.pool.layers for array in layer]
+            return 0, []
+        first = kept.sequence.first_held
+        places = kept.sequence.pool_positions(first, common - first)
+        return first, [array[:, places] for layer in kept.sequence.pool.layers for array in layer]
 
     def position_logits(self, rows: BF16Array) -> F32Array:
         """Return the logits after each of `rows` (ForcedRun.rows): (len(rows), vocab_size)."""

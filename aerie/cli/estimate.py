@@ -142,11 +142,12 @@ def _layers(config: ModelConfig, variant_set: VariantSet, call: VariantCall, is_
     """The programs of all layers. The last call needs only its last token at the end of the last layer."""
     end = range(call.n_process - 1, call.n_process)
     tail = variant_set.tail_call(call, end) if is_last else None
-    for layer in range(config.num_hidden_layers):
+    contexts = variant_set.contexts_of(call)
+    for layer, window in enumerate(config.masks.of_layer):
         is_conv = layer in config.layers_with_conv
-        names = variant_set.layer_programs(call, is_conv)
+        names = variant_set.layer_programs(call.variant, contexts[window], is_conv)
         if tail and layer == config.num_hidden_layers - 1:
-            names = (names[0], *variant_set.layer_programs(tail, is_conv)[1:])
+            names = (names[0], *variant_set.layer_programs(tail.variant, contexts[window], is_conv)[1:])
         yield from (config.weight_kinds.name(name, layer) for name in names)
 
 

@@ -70,6 +70,11 @@ class Admission:
         """Whether sequences of conversations are kept."""
         return bool(self.model.variant_set.variants) and self.model.config.diffusion is None
 
+    @property
+    def _largest_step(self) -> int:
+        """Maximum tokens of a sequence in an engine step."""
+        return max((one.rows for one in self.model.variant_set.variants), default=self.model.positions)
+
     def cached_positions(self, request: Request) -> int:
         return self._running[request].tokens_seen if request in self._running else 0
 
@@ -150,6 +155,9 @@ class Admission:
                 self._remove_finished()
                 continue
             count = min(len(request.tokens) - sequence.tokens_seen, self.model.positions - sequence.length)
+            count = self.pool.positions_at_once(count, self._largest_step)
+            if swapped := self._swapped.get(request):
+                count = max(count, len(swapped.token_ids) - sequence.length)
             if (needed := sequence.pages_needed(count)) > self.pool.manager.free_count:
                 self._free_idle_conversations(needed)
             if (needed := sequence.pages_needed(count)) > self.pool.manager.free_count:
@@ -168,7 +176,8 @@ class Admission:
             self._waiting.remove(request)
             self._running[request] = sequence
             sequence.reserve(count)
-            if swapped := self._swapped.pop(request, None):
+            if swapped:
+                del self._swapped[request]
                 swapped.swap_in(sequence)
 
     def _start_sequence(self, request: Request) -> PagedSequence:
@@ -187,7 +196,10 @@ class Admission:
             self.last_sequence = None
             return last.sequence
         sequence = PagedSequence(self.pool, request.prompt_source.key)
-        sequence.match_prefix(self._cacheable_tokens(request))
+        if swapped := self._swapped.get(request):
+            swapped.start(sequence)
+        else:
+            sequence.match_prefix(self._cacheable_tokens(request))
         if request.is_conversation and is_first and last:
             last_sequence = last.sequence
             self.last_sequence, common = None, last_sequence.common_prefix(request.prompt)
@@ -238,8 +250,6 @@ class Admission:
     def _cacheable_tokens(self, request: Request) -> Sequence[Token]:
         """The request's tokens to look up in the prefix cache, and one token after them. In `guide` only its
         prompt; none for the six programs."""
-        if swapped := self._swapped.get(request):
-            return swapped.cacheable_tokens
         tokens = [] if self.model.seq_len else request.cacheable_tokens()
         return tokens[: request.prefill_length + 1] if request.decode_path == GUIDE else tokens
 
@@ -290,10 +300,11 @@ class Admission:
         """Whether to swap the sequence out: the swap space has room, and copying its pages there and back
         moves fewer bytes than reading the layers' weights to compute its tokens again, MAX_RUNNING_REQUESTS
         rows a pass. Shared pages do not count, since they stay in the cache."""
-        if len(sequence.pages) > self.pool.swap.free_count:
+        pages = sequence.held_pages
+        if len(pages) > self.pool.swap.free_count:
             return False
         config = self.model.kv_config
-        own = sequence.length - PAGE_SIZE * sum(map(self.pool.manager.is_shared, sequence.pages))
+        own = sequence.length - PAGE_SIZE * sum(map(self.pool.manager.is_shared, pages))
         weights = bf16.itemsize * config.layers_parameters
-        copied = 4 * len(sequence.pages) * page_bytes(config)  # read and written, twice
+        copied = 4 * len(pages) * page_bytes(config)  # read and written, twice
         return copied < weights * -(-own // MAX_RUNNING_REQUESTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,54 +26,70 @@ class NewKVRows:
     """Stores keys and values of new tokens in a cache, with C++ code if it is available.
 
     layers: keys and values of each layer, (kv_heads, capacity, head_dim). keys_before_rope: the same shape
-    for each layer; empty if the cache does not store them. Call `set_position` or `set_positions` before each
-    call.
+    for each layer; empty if the cache does not store them. window_of_layer: which of the arrays of
+    `set_positions` is for a layer; () if there is one for all. Call `set_position` or `set_positions` before
+    each call.
     """
 
-    def __init__(self, layers: Layers, keys_before_rope: Sequence[BF16Array] = ()) -> None:
-        self._layers, self._keys_before_rope, self._position = layers, keys_before_rope, KVPosition()
+    def __init__(
+        self,
+        layers: Layers | Mapping[int, KeysAndValues],
+        keys_before_rope: Sequence[BF16Array] = (),
+        window_of_layer: Sequence[int] = (),
+    ) -> None:
+        self._layers, self._keys_before_rope = layers, keys_before_rope
+        self._window_of_layer = window_of_layer or [0] * len(layers)
+        count = 1 + max(self._window_of_layer)
+        self._positions = [KVPosition() for _ in range(count)]
+        first_layers = (layers[self._window_of_layer.index(window)] for window in range(count))
+        self._capacities = [keys.shape[1] for keys, _ in first_layers]
         self._native = native_attention() if layers[0][0].flags.c_contiguous else None
 
     def set_position(self, position: int, rows: int = 1) -> None:
         """Store `rows` rows from `position` on in the next call. Raises IndexError if one is outside the
         cache."""
-        self._check(position, position + rows - 1)
-        self._position.set_rows(position, rows)
+        _check(position, position + rows - 1, self._capacities[0])
+        self._positions[0].set_rows(position, rows)
 
-    def set_positions(self, positions: NDArray[np.int64]) -> None:
-        """Store a row at each of these positions in the next call, int64 (rows,). Raises IndexError if one is
-        outside the cache."""
-        if len(positions):
-            self._check(int(positions.min()), int(positions.max()))
-        self._position.set_row_positions(positions)
-
-    def _check(self, first: int, last: int) -> None:
-        capacity = self._layers[0][0].shape[1]
-        if first < 0 or last >= capacity:
-            raise IndexError(f"positions {first}..{last} in a cache of {capacity}")
+    def set_positions(self, *positions: NDArray[np.int64]) -> None:
+        """Store a row at each of these positions in the next call, int64 (rows,): one array for each window.
+        Raises IndexError if one is outside the cache."""
+        for of_window, array, capacity in zip(self._positions, positions, self._capacities, strict=True):
+            if len(array):
+                _check(int(array.min()), int(array.max()), capacity)
+            of_window.set_row_positions(array)
 
     def layer_work(
         self, layer: int, key_rows: BF16Array, value_rows: BF16Array, *keys_before_rope: BF16Array
     ) -> list[HostWork]:
         """The host work that stores the first of these rows, (rows, kv_heads * head_dim), in `layer`. The
         arrays must stay at their addresses."""
-        work = [self._work(self._layers[layer], key_rows, value_rows)]
+        position = self._positions[self._window_of_layer[layer]]
+        work = [self._work(position, self._layers[layer], key_rows, value_rows)]
         for rows in keys_before_rope:
             stored = self._keys_before_rope[layer]
-            work.append(self._work((stored, stored), rows, rows))  # the same twice, at one place
+            work.append(self._work(position, (stored, stored), rows, rows))  # the same twice, at one place
         return work
 
-    def _work(self, stored: KeysAndValues, key_rows: BF16Array, value_rows: BF16Array) -> HostWork:
+    def _work(
+        self, position: KVPosition, stored: KeysAndValues, key_rows: BF16Array, value_rows: BF16Array
+    ) -> HostWork:
         keys, values = stored
         if self._native and key_rows.flags.c_contiguous and value_rows.flags.c_contiguous:
             arrays = {"keys": keys, "values": values, "key_rows": key_rows, "value_rows": value_rows}
-            return NativeLayer(self._native, self._position, threads=1, scale=None, **arrays).keep_rows()
+            return NativeLayer(self._native, position, threads=1, scale=None, **arrays).keep_rows()
 
         def keep() -> None:
-            positions = self._position.positions
+            positions = position.positions
             write_rows(stored, positions, key_rows[: len(positions)], value_rows[: len(positions)])
 
         return HostWork(keep)
+
+
+def _check(first: int, last: int, capacity: int) -> None:
+    """Raises IndexError for positions outside a cache."""
+    if first < 0 or last >= capacity:
+        raise IndexError(f"positions {first}..{last} in a cache of {capacity}")
 
 
 class CacheAttention:

@@ -153,6 +153,11 @@ class ModelConfig:
         return tuple(one for one in range(self.num_hidden_layers) if one not in self.layers_with_conv)
 
     @property
+    def windows_of_kv_layers(self) -> tuple[int, ...]:
+        """For each layer that keeps keys and values, the number of its window (`masks`)."""
+        return tuple(self.masks.of_layer[layer] for layer in self.layers_with_attention)
+
+    @property
     def states(self) -> LayerStates:
         """What layers without attention keep of each position."""
         reach = self.conv_taps - 1 if self.layers_with_conv else 0
@@ -220,6 +225,12 @@ class ModelConfig:
             layers_with_window=windowed,
             layers_with_conv=conv,
         )
+
+    def with_repeated_layers(self, times: int) -> ModelConfig:
+        """The config with each layer so many times, one after the other."""
+        count, windowed = self.num_hidden_layers * times, self.layers_with_window
+        repeated = frozenset(layer for layer in range(count) if layer // times in windowed)
+        return replace(self, num_hidden_layers=count, layers_with_window=repeated)
 
     @property
     def layer_parameters(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from aerie.engine.config_reader import ConfigReader, read_json
 from aerie.engine.gguf.model_config import config_entries
 from aerie.engine.gguf.model_files import find_gguf
+from aerie.engine.text_part import text_entries
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
@@ -17,7 +18,7 @@ def read_config(checkpoint: Path) -> ConfigReader:
     if model is not None:
         return ConfigReader(model.path, config_entries(model))
     path = checkpoint / CONFIG
-    return ConfigReader(path, read_json(path))
+    return ConfigReader(path, text_entries(read_json(path)))
 
 
 def read_generation(config: ConfigReader) -> ConfigReader:

@@ -14,21 +14,22 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aerie.engine.communication import check_ranks_agree
-from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, embed, ids_only
 from aerie.engine.errors import NoVariantError
 from aerie.engine.forward_passes import BatchLayout, ImmediateCalls, OnProgram, RowsPass, TokenPass
 from aerie.engine.gathered_cache import GatheredCache
 from aerie.engine.head import logits_rows
 from aerie.engine.kv_cache import causal
-from aerie.engine.layer_masks import MaskRule
+from aerie.engine.layer_masks import LayerMasks
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
 from aerie.engine.variant_set import MAX_TAIL_ROWS, ROWS
+from aerie.engine.window_cache import Span
 from aerie.multi_launch_builder.variants import LM_HEAD_ROWS
 
 Row: TypeAlias = "BF16Array | F32Array"
@@ -62,6 +63,11 @@ class ScheduledTokens(NamedTuple):
         return self.sequence.length if self.call is None else self.call.n_past
 
     @property
+    def new_positions(self) -> range:
+        """The positions that are computed."""
+        return range(self.first_position, self.sequence.length + len(self.tokens))
+
+    @property
     def run_tokens(self) -> Sequence[Token]:
         """All tokens that are computed."""
         again = self.sequence.token_ids[self.first_position :] if self.call else ()
@@ -81,7 +87,7 @@ class Executor:
 
     def __init__(self, model: LoadedModel, pool: PagePool, cache: GatheredCache) -> None:
         self._model, self._pool, self._cache = model, pool, cache
-        self._recorded: dict[tuple[int, int, str], RowsPass] = {}
+        self._recorded: dict[tuple[int, tuple[str, ...]], RowsPass] = {}
         self._token_pass: TokenPass | None = None
         self.diffusion_block = model.config.diffusion.block_size if model.config.diffusion else 1
         self._rows = model.variant_set.batch_rows
@@ -103,11 +109,8 @@ class Executor:
         """Whether one gathered cache can hold all these sequences."""
         if self._model.seq_len:
             return True
-        positions = [
-            tokens.sequence.length + len(tokens.tokens) for tokens in scheduled if not tokens.by_gemv
-        ]
         try:
-            self._cache.context_for(positions)
+            self._cache.contexts_for([tokens.new_positions for tokens in scheduled if not tokens.by_gemv])
         except NoVariantError:
             return False
         return True
@@ -119,17 +122,17 @@ class Executor:
         block, drafts, cache = self.diffusion_block, self._rows[1], self._cache
         behind = min(2 * block, self.max_rows)
         passes = [(1, 1), (drafts, drafts)] if block == 1 else [(block, block), (behind, block)]
-        contexts = [cache.context_for([end]) for end in itertools.accumulate(steps)]
-        passes_by_context = [
-            (tokens, block, context) for tokens, context in zip(steps, contexts, strict=True)
-        ]
-        for context in cache.contexts_between(
-            contexts[-1], max(contexts[-1], cache.context_for([positions]))
-        ):
-            passes_by_context += [(tokens, logits_count, context) for tokens, logits_count in passes]
-        for tokens, logits_count, context in passes_by_context:
-            step = _call(self.padded_rows(tokens), context)
-            yield from self._programs_of(step, self._tail(step, logits_count))
+        ends = [*itertools.accumulate(steps)]
+        last = cache.contexts_for([range(ends[-1] - steps[-1], ends[-1])])
+        most = cache.contexts_for([range(max(ends[-1], positions))])
+        passes_by_end = [(tokens, block, end) for tokens, end in zip(steps, ends, strict=True)]
+        for context in cache.contexts_between(max(last), max(most)):
+            passes_by_end += [(tokens, logits_count, context) for tokens, logits_count in passes]
+        for tokens, logits_count, end in passes_by_end:
+            rows = self.padded_rows(tokens)
+            contexts = cache.contexts_for([range(max(0, end - tokens), end)], rows)
+            step = _call(rows, max(contexts))
+            yield from self._programs_of(step, self._tail(step, logits_count), contexts)
             yield self._model.variant_set.lm_head(logits_count, ROWS)
 
     def programs_for_next_context(self, lengths: Sequence[int]) -> Iterator[str]:
@@ -139,15 +142,16 @@ class Executor:
         if self._model.seq_len or not lengths:
             return
         ends = [min(length + AHEAD_TOKENS, self._model.positions) for length in lengths]
+        block = self.diffusion_block
         try:
-            larger = self._cache.context_for(ends)
+            larger = self._cache.contexts_for([range(end - block, end) for end in ends])
         except NoVariantError:  # one of them waits then
             return
-        if larger == self._cache.context_for(lengths):
+        if larger == self._cache.contexts_for([range(max(0, end - block), end) for end in lengths]):
             return
-        count = len(lengths) * self.diffusion_block
-        step = _call(self.padded_rows(count), larger)
-        yield from self._programs_of(step, self._tail(step, count))
+        count = len(lengths) * block
+        step = _call(self.padded_rows(count), max(larger))
+        yield from self._programs_of(step, self._tail(step, count), larger)
 
     def execute(self, scheduled: Sequence[ScheduledTokens], on_program: OnProgram | None = None) -> list[Row]:
         """Run these tokens, of different sequences. Returns, in order, a row for each of the `logits_count`
@@ -224,20 +228,17 @@ class Executor:
     ) -> BF16Array:
         """Compute tokens in rows, and write their keys and values. Returns the last layer's output for the
         rows whose logits are needed. The sequences do not count the tokens yet."""
-        model, step = self._model, self._call_for(scheduled)
+        model, (step, contexts) = self._model, self._call_for(scheduled)
         for tokens in scheduled:
             tokens.sequence.reserve(len(tokens.tokens))
-        if model.seq_len:
-            rows = _batch_layout(scheduled, [0], step.variant, 0, 1, model.mask, model.config)
-        else:
-            ends = {one.sequence: one.sequence.length + len(one.tokens) for one in scheduled}
-            bases = self._cache.gather(ends, step.context)
-            block, config = self.diffusion_block, model.config
-            rows = _batch_layout(scheduled, bases, step.variant, step.context, block, model.mask, config)
+        spans: Sequence[Sequence[Span]] = []
+        if not model.seq_len:
+            spans = self._cache.gather({one.sequence: one.new_positions for one in scheduled}, contexts)
+        rows = self._layout(scheduled, spans, step.variant, contexts)
         with model.host_timer("embedding"):
             x = embed(model.embed_table, [token for tokens in scheduled for token in tokens.run_tokens])
         tail = self._tail_for(scheduled, step)
-        model.ensure_programs(self._programs_of(step, tail))
+        model.ensure_programs(self._programs_of(step, tail, contexts))
         check_ranks_agree(model.group, zlib.crc32(x.tobytes(), zlib.crc32(rows.positions.tobytes())))
         is_recorded = step.variant <= MAX_TAIL_ROWS and scheduled[0].is_recurring
         is_full = len(x) == step.variant
@@ -245,18 +246,66 @@ class Executor:
             lambda part: self._pass(part, step, is_recorded, is_full, on_program)(x, rows, tail)
         )
 
-    def _call_for(self, scheduled: Sequence[ScheduledTokens]) -> VariantCall:
-        """The variant for these tokens."""
-        if len(scheduled) == 1 and scheduled[0].call:
-            return scheduled[0].call
+    def _call_for(self, scheduled: Sequence[ScheduledTokens]) -> tuple[VariantCall, tuple[int, ...]]:
+        """The variant for these tokens, and the context of each window's cache."""
+        blocks = self._model.variant_set
+        if len(scheduled) == 1 and (step := scheduled[0].call):
+            return step, blocks.contexts_of(step)
         if self._model.seq_len:
-            (step,) = self._model.variant_set.plan(len(scheduled[0].tokens), scheduled[0].sequence.length)
-            return step
-        width = self.padded_rows(sum(len(piece.tokens) for piece in scheduled))
-        return _call(
-            width,
-            self._cache.context_for([tokens.sequence.length + len(tokens.tokens) for tokens in scheduled]),
-        )
+            (step,) = blocks.plan(len(scheduled[0].tokens), scheduled[0].sequence.length)
+            return step, blocks.contexts_of(step)
+        rows = self.padded_rows(sum(len(piece.tokens) for piece in scheduled))
+        contexts = self._cache.contexts_for([tokens.new_positions for tokens in scheduled], rows)
+        return _call(rows, max(contexts)), contexts
+
+    def _layout(
+        self,
+        scheduled: Sequence[ScheduledTokens],
+        spans: Sequence[Sequence[Span]],
+        width: int,
+        contexts: Sequence[int],
+    ) -> BatchLayout:
+        """The positions of these rows. spans: for each window, of the sequences in its gathered cache; none
+        for the six programs, whose attention knows by itself. width: rows of the variant.
+
+        Without `diffusion_block` the rule is the model's mask; with one, positions of a block see each other,
+        beside all positions before them. Layers hide more by their windows.
+        """
+        model, positions, reach = self._model, np.zeros(width, np.int64), self._model.config.states.reach
+        visible = [np.zeros((width, context), bool) for context in contexts if spans]
+        cache_positions: list[list[NDArray[np.int64]]] = [[] for _ in contexts]
+        pool_positions, output_rows, state_positions, row = [], [], [], 0
+        for number, tokens in enumerate(scheduled):
+            new = tokens.new_positions
+            rows = slice(row, row + len(new))
+            positions[rows] = new
+            for window, of_window in enumerate(spans):
+                span = of_window[number]
+                seen = self._seen(positions[rows], range(span.origin, new.stop), model.config.masks, window)
+                visible[window][rows, span.base + span.origin : span.base + new.stop] = seen
+                cache_positions[window].append(span.base + positions[rows])
+            pool_positions.append(tokens.sequence.pool_positions(new.start, len(new)))
+            state_positions.append(tokens.sequence.state_positions(new.start, len(new), reach))
+            output_rows.append(np.arange(rows.stop - tokens.logits_count, rows.stop))
+            row = rows.stop
+        in_cache = [np.concatenate(each) for each in cache_positions if each]
+        of_pool = map(np.concatenate, (pool_positions, output_rows, state_positions))
+        return BatchLayout(positions, visible, in_cache, *of_pool)
+
+    def _seen(
+        self, positions: NDArray[np.int64], keys: range, masks: LayerMasks, window: int
+    ) -> NDArray[np.bool_]:
+        """Which of these keys rows at `positions` see in layers with the window of this number: bool (rows,
+        keys)."""
+        mask, block, all_keys = self._model.mask, self.diffusion_block, np.arange(keys.start, keys.stop)
+        if mask is causal or block > 1:
+            seen = all_keys // block <= positions[:, None] // block
+        else:
+            seen = np.zeros((len(positions), keys.stop), bool)
+            for visible_row, position in zip(seen, positions, strict=True):
+                visible_row[mask(int(position))] = True
+            seen = seen[:, keys.start :]
+        return masks.visible(seen, positions, all_keys, window)
 
     def _tail_for(self, scheduled: Sequence[ScheduledTokens], step: VariantCall) -> VariantCall | None:
         logits_count = sum(piece.logits_count for piece in scheduled)
@@ -272,11 +321,13 @@ class Executor:
             return None
         return _call(next(n for n in LM_HEAD_ROWS if n >= logits_count), step.context)
 
-    def _programs_of(self, step: VariantCall, tail: VariantCall | None) -> Iterator[str]:
+    def _programs_of(
+        self, step: VariantCall, tail: VariantCall | None, contexts: Sequence[int]
+    ) -> Iterator[str]:
         """The programs of a step."""
-        yield from self._model.variant_set.call_programs(step)
+        yield from self._model.variant_set.call_programs(step.variant, contexts)
         if tail:
-            yield from self._model.variant_set.call_programs(tail, is_tail=True)
+            yield from self._model.variant_set.tail_programs(tail.variant, contexts)
 
     def _pass(
         self,
@@ -288,7 +339,7 @@ class Executor:
     ) -> RowsPass:
         """The forward pass for this variant and the current gathered cache. A recorded one is stored for
         later steps."""
-        key = step.variant, step.context, self._cache.slot
+        key = step.variant, self._cache.slots
         if is_recorded and (recorded := self._recorded.get(key)) and recorded.is_current:
             return recorded
         recording = part.record() if is_recorded else None
@@ -303,49 +354,6 @@ class Executor:
 
 NO_LM_HEAD = "hidden"
 """In place of a decode path: return the last layer's output without the LM head."""
-
-
-def _batch_layout(
-    scheduled: Sequence[ScheduledTokens],
-    bases: Sequence[int],
-    width: int,
-    context: int,
-    block: int,
-    mask: MaskRule,
-    config: ModelConfig,
-) -> BatchLayout:
-    """The positions of these rows. bases: where each sequence starts in the gathered cache. width, context:
-    of the variant.
-
-    block: positions that attend to each other, aligned to a multiple of it, beside all positions before them.
-    For `block` 1 the rule is `mask`. config: has the windows, and what layers keep of a sequence.
-    """
-    masks, reach = config.masks, config.states.reach
-    positions = np.zeros(width, np.int64)
-    visible = np.zeros((len(masks.windows), width, context), bool)
-    cache_positions, pool_positions, output_rows, state_positions, row = [], [], [], [], 0
-    for tokens, base in zip(scheduled, bases, strict=True):
-        first, end = tokens.first_position, tokens.sequence.length + len(tokens.tokens)
-        rows = slice(row, row + end - first)
-        positions[rows] = np.arange(first, end)
-        if context:  # attention of the six programs knows by itself
-            if mask is causal or block > 1:
-                seen = np.arange(end) // block <= positions[rows, None] // block
-            else:
-                seen = np.zeros((end - first, end), bool)
-                for visible_row, position in zip(seen, range(first, end), strict=True):
-                    visible_row[mask(position)] = True
-            visible[:, rows, base : base + end] = masks.visible(seen, positions[rows])
-        cache_positions.append(base + positions[rows])
-        pool_positions.append(tokens.sequence.pool_positions(first, end - first))
-        state_positions.append(tokens.sequence.state_positions(first, end - first, reach))
-        output_rows.append(np.arange(rows.stop - tokens.logits_count, rows.stop))
-        row = rows.stop
-    return BatchLayout(
-        positions,
-        visible,
-        *map(np.concatenate, (cache_positions, pool_positions, output_rows, state_positions)),
-    )
 
 
 def _call(rows: int, context: int) -> VariantCall:

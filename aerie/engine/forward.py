@@ -12,7 +12,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_only
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.executor import Executor, ScheduledTokens
-from aerie.engine.gathered_cache import GatheredCache
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.head import logits_rows
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
@@ -113,9 +113,7 @@ def _executor(model: LoadedModel, cache: KVCache) -> Executor:
     """The executor for this cache and model, stored in the cache."""
     if cache.executor is None or not cache.executor.uses_model(model):
         cache.executor, cache.gathered_length = None, 0
-        cache.executor = Executor(
-            model, cache.pool, GatheredCache(model.kv_storage, model.variant_set.contexts)
-        )
+        cache.executor = Executor(model, cache.pool, gathered_cache_for(model))
     executor: Executor = cache.executor
     return executor
 

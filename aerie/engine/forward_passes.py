@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from aerie.engine.attention import CacheAttention, NewKVRows
 from aerie.engine.call_costs import CallCosts
 from aerie.engine.communication import all_reduce_sum
-from aerie.engine.kv_cache import Layers
+from aerie.engine.kv_cache import KeysAndValues
 from aerie.engine.layer_states import StateRows
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
@@ -57,13 +57,17 @@ kv_heads * head_dim). Returns the host work that stores the rows of the step's t
 
 
 class KVLayout(Protocol):
-    """Keys and values that attention programs read, as kv_cache.KVBuffers."""
+    """Keys and values of each layer that attention programs read; for each window, the name and the positions
+    of the cache of its layers, as gathered_cache.GatheredCache."""
 
     @property
-    def layers(self) -> Layers: ...
+    def layers(self) -> Mapping[int, KeysAndValues]: ...
 
     @property
-    def slot(self) -> str: ...
+    def slots(self) -> Sequence[str]: ...
+
+    @property
+    def contexts(self) -> Sequence[int]: ...
 
 
 class LayerCalls:
@@ -79,35 +83,35 @@ class LayerCalls:
         states: StateRows,
         with_keys_before_rope: bool = False,
     ) -> None:
-        self._model, self._layers, self._slot, self._calls = model, kv_layout.layers, kv_layout.slot, calls
+        self._model, self._layers, self._slots, self._calls = model, kv_layout.layers, kv_layout.slots, calls
         self._with_keys_before_rope = with_keys_before_rope
-        self._states, self._call = states, call
+        self._states, self._width = states, call.variant
         self._last, self._masks = model.config.num_hidden_layers - 1, model.config.masks
-        self._width = call.variant
         layers = range(self._last + 1)
-        names = dict.fromkeys(
-            model.config.weight_kinds.name(name, layer)
-            for layer in layers
-            for name in model.layer_programs(call, layer)
-        )
-        loaded = (model.programs[name] for name in names if name in model.programs)
-        arguments = [*itertools.chain.from_iterable(program.arguments for program in loaded)]
-        conv_rows = {each.name: each for each in arguments}.get(CONV_ROWS)
-        self._conv_rows = np.zeros(conv_rows.shape, bf16) if conv_rows else None
-        self._inputs = {
-            (argument.name, table): np.empty(argument.shape, argument.dtype.numpy)
-            for argument in arguments
-            if argument.name in (ROPE_ROWS, MASK)
-            for table in self._tables_of(argument.name)
-        }
+        self._names = [model.layer_programs(call.variant, kv_layout.contexts, layer) for layer in layers]
+        self._inputs: dict[tuple[str, int], NDArray[Any]] = {}
+        self._conv_rows: BF16Array | None = None
+        for layer in layers:
+            self._add_inputs(layer)
 
-    def _tables_of(self, name: str) -> range:
-        """The numbers of the arrays that an input has: one for each table of RoPE, or for each window."""
-        return range(len(self._model.rope.tables if name == ROPE_ROWS else self._masks.windows))
+    def _add_inputs(self, layer: int) -> None:
+        """Make the arrays that the programs of a layer take, as far as these are loaded."""
+        numbers, kinds = self._input_numbers(layer), self._model.config.weight_kinds
+        loaded = (self._model.programs.get(kinds.name(name, layer)) for name in self._names[layer])
+        for argument in itertools.chain.from_iterable(each.arguments for each in loaded if each):
+            key = argument.name, numbers.get(argument.name, 0)
+            if argument.name in numbers and key not in self._inputs:
+                self._inputs[key] = np.empty(argument.shape, argument.dtype.numpy)
+            elif argument.name == CONV_ROWS and self._conv_rows is None:
+                self._conv_rows = np.zeros(argument.shape, bf16)
 
-    def set_positions(self, positions: NDArray[np.int64], visible: NDArray[np.bool_]) -> None:
+    def _input_numbers(self, layer: int) -> dict[str, int]:
+        """Which array a layer takes: of RoPE the number of its table, of the mask that of its window."""
+        return {ROPE_ROWS: self._model.rope.of_layer[layer], MASK: self._masks.of_layer[layer]}
+
+    def set_positions(self, positions: NDArray[np.int64], visible: Sequence[NDArray[np.bool_]]) -> None:
         """Set the positions of the rows in their sequences, (rows,), and the cache positions that each row
-        attends to, for each of the model's windows: bool (windows, rows, context)."""
+        attends to, for each of the model's windows: bool (rows, context) each."""
         for (name, number), array in self._inputs.items():
             array[...] = (
                 self._model.rope.tables[number][positions]
@@ -117,8 +121,7 @@ class LayerCalls:
 
     def _programs(self, layer: int) -> list[Program]:
         """The programs of a layer, in order."""
-        names = self._model.layer_programs(self._call, layer)
-        return [self._model.program(name, layer) for name in names]
+        return [self._model.program(name, layer) for name in self._names[layer]]
 
     def project(
         self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped", "conv_c")
@@ -173,11 +176,12 @@ class LayerCalls:
         return self._calls.run(after[0], bo_key=key, on_device=on_device, x=x, attn_out=attended)["x_next"]
 
     def _attend(self, attention: Program, layer: int, projected: Arrays) -> BF16Array:
+        window = self._masks.of_layer[layer]
         inputs = {"q_roped": projected["q_roped"], **self._inputs_of(attention, layer)}
         key = buffer_set(attention, layer)
         if MASK in inputs:
             inputs |= dict(zip(CACHE, self._layers[self._model.kv_layer_index(layer)], strict=True))
-            key = self._model.buffer_names.key(attention, layer, self._slot)
+            key = self._model.buffer_names.key(attention, layer, self._slots[window])
         else:
             inputs |= projected
         return self._calls.run(attention, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
@@ -201,7 +205,7 @@ class LayerCalls:
 
     def _inputs_of(self, program: Program, layer: int) -> Arrays:
         """The inputs in `_inputs` that a program takes for a layer."""
-        numbers = {ROPE_ROWS: self._model.rope.of_layer[layer], MASK: self._masks.of_layer[layer]}
+        numbers = self._input_numbers(layer)
         names = (name for name in numbers if name in program.arguments.names)
         return {name: self._inputs[name, numbers[name]] for name in names}
 
@@ -229,7 +233,8 @@ class RowsPass:
     ) -> None:
         self._model, self._cache, self._calls = model, cache, calls
         self._recording = calls if isinstance(calls, Recording) else None
-        self._cache_rows = NewKVRows(cache.layers) if cache.layers else None
+        windows = model.config.with_repeated_layers(model.local_world_size).windows_of_kv_layers
+        self._cache_rows = NewKVRows(cache.layers, window_of_layer=windows) if cache.layers else None
         self._pool_rows = NewKVRows(pool.layers, pool.keys_before_rope)
         self._states = StateRows(pool.states)
         self._rows = LayerCalls(model, call, cache, calls, self._states, bool(pool.keys_before_rope))
@@ -252,7 +257,7 @@ class RowsPass:
         layer computes keys and values only (DECODER_PREFILL).
         """
         if self._cache_rows:
-            self._cache_rows.set_positions(rows.cache_positions)
+            self._cache_rows.set_positions(*rows.cache_positions)
         self._pool_rows.set_positions(rows.pool_positions)
         self._states.set_positions(rows.state_positions)
         self._rows.set_positions(rows.positions, rows.visible)
@@ -295,29 +300,29 @@ class BatchLayout(NamedTuple):
     """Positions of the rows of an engine step.
 
     positions: in their sequences, int64 (rows,), 0 for padding. visible: what each row attends to, for each
-    of the model's windows, bool (windows, rows, context). cache_positions, pool_positions: where the keys and
-    values of each row go, padding excluded. output_rows: rows whose result is needed. state_positions: in the
-    pool, of the rows of states that each row reads, its own last, padding excluded: int64 (rows, reach + 1).
+    of the model's windows, bool (rows, context) each. cache_positions, for each window, and pool_positions:
+    where the keys and values of each row go, padding excluded. output_rows: rows whose result is needed.
+    state_positions: in the pool, of the rows of states that each row reads, its own last, padding excluded:
+    int64 (rows, reach + 1).
     """
 
     positions: NDArray[np.int64]
-    visible: NDArray[np.bool_]
-    cache_positions: NDArray[np.int64]
+    visible: Sequence[NDArray[np.bool_]]
+    cache_positions: Sequence[NDArray[np.int64]]
     pool_positions: NDArray[np.int64]
     output_rows: NDArray[np.int64]
     state_positions: NDArray[np.int64]
 
     def for_output_rows(self, width: int) -> BatchLayout:
         """The layout of the output rows only, padded to `width` rows. It stores no keys and values."""
-        windows, _, context = self.visible.shape
-        positions, seen = np.zeros(width, np.int64), np.zeros((windows, width, context), bool)
-        count = len(self.output_rows)
-        positions[:count] = self.positions[self.output_rows]
-        seen[:, :count] = self.visible[:, self.output_rows]
-        states = self.state_positions[self.output_rows]
-        return BatchLayout(
-            positions, seen, self.cache_positions[:0], self.pool_positions[:0], np.arange(count), states
-        )
+        rows, count = self.output_rows, len(self.output_rows)
+        positions = np.zeros(width, np.int64)
+        positions[:count] = self.positions[rows]
+        visible = [np.zeros((width, seen.shape[1]), bool) for seen in self.visible]
+        for seen, all_seen in zip(visible, self.visible, strict=True):
+            seen[:count] = all_seen[rows]
+        states = self.state_positions[rows]
+        return BatchLayout(positions, visible, [], self.pool_positions[:0], np.arange(count), states)
 
 
 class TokenPass:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -37,11 +37,16 @@ def causal(position: int) -> slice:
 
 @dataclass(frozen=True)
 class KVBuffers:
-    """Keys and values of each layer, (kv_heads, capacity, head_dim) each. `slot`: the name of these buffers
-    on the device."""
+    """Keys and values of layers, by number, (kv_heads, positions, head_dim) each. `slot`: the name of these
+    buffers on the device."""
 
-    layers: Layers
+    layers: Mapping[int, KeysAndValues]
     slot: str = ""
+
+    @property
+    def positions(self) -> int:
+        """Positions of each layer; 0 without layers."""
+        return next((int(keys.shape[1]) for keys, _ in self.layers.values()), 0)
 
 
 class DeviceKVStorage:
@@ -58,22 +63,22 @@ class DeviceKVStorage:
         self._config, self._runners = config, runners
         self._contexts = sorted(contexts)
         self._name = name
-        self._free: dict[int, list[KVBuffers]] = defaultdict(list)
+        self._free: dict[tuple[int, int], list[KVBuffers]] = defaultdict(list)
 
-    def allocate(self, positions: int) -> KVBuffers:
-        """Buffers for at least this number of positions. Raises NoVariantError if it is above the largest
-        context."""
+    def allocate(self, positions: int, window: int = 0) -> KVBuffers:
+        """Buffers for at least this number of positions, of the layers with the window of this number. Raises
+        NoVariantError if it is above the largest context."""
         context = next((one for one in self._contexts if one >= positions), None)
         if context is None:
             raise NoVariantError(positions, 0, self._contexts[-1])
-        free = self._free[context]
-        return free.pop() if free else self._new(context)
+        free = self._free[context, window]
+        return free.pop() if free else self._new(context, window)
 
-    def free(self, buffers: KVBuffers) -> None:
+    def free(self, buffers: KVBuffers, window: int = 0) -> None:
         """Return buffers that `allocate` gave. Any thread may call it at any time."""
-        self._free[buffers.layers[0][0].shape[1]].append(buffers)
+        self._free[buffers.positions, window].append(buffers)
 
-    def _new(self, context: int) -> KVBuffers:
+    def _new(self, context: int, window: int) -> KVBuffers:
         config, slot = self._config, f"{self._name}{next(_NUMBERS)}"
         shape = (config.num_key_value_heads, context, config.head_dim)
 
@@ -82,9 +87,9 @@ class DeviceKVStorage:
             argument = Argument(name, shape, bf16_type, Role.INPUT)
             return self._runners[part].shared_array(kv_buffer_name(slot, layer, name), argument)
 
-        layers = range(len(config.layers_with_attention))
+        layers = (layer for layer, number in enumerate(config.windows_of_kv_layers) if number == window)
         keys, values = CACHE
-        return KVBuffers([(array(layer, keys), array(layer, values)) for layer in layers], slot)
+        return KVBuffers({layer: (array(layer, keys), array(layer, values)) for layer in layers}, slot)
 
 
 def write_rows(

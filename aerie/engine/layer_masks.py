@@ -16,6 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+ALIGN = 256
+"""Positions after which K/V tiles fall to the same rows of cores again: four rows of 64, or of 32 and then
+twice (kernel_builder/attention.py, STAGES and kv_rows)."""
+
 MaskRule: TypeAlias = "Callable[[int], Any]"
 """Maps the position of a query to an index over key positions: a slice, or an array of positions."""
 
@@ -32,11 +36,18 @@ class LayerMasks:
         """For each window the positions that a query attends to, where `rule` is that of all layers."""
         return [rule if window is None else _narrowed(rule, window) for window in self.windows]
 
-    def visible(self, seen: NDArray[np.bool_], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """For each window what queries at `positions`, (rows,), see of positions 0 to n - 1 in its layers:
-        bool (windows, rows, n). seen: what they would see without a window, bool (rows, n)."""
-        back = positions[:, None] - np.arange(seen.shape[1])
-        return np.stack([seen if window is None else seen & (back < window) for window in self.windows])
+    def visible(
+        self,
+        seen: NDArray[np.bool_],
+        positions: NDArray[np.int64],
+        keys: NDArray[np.int64],
+        number: int,
+    ) -> NDArray[np.bool_]:
+        """What queries at `positions`, (rows,), see of the keys at the positions `keys`, (n,), in layers with
+        the window of this number: bool (rows, n). seen: what they would see without a window, of this
+        shape."""
+        window = self.windows[number]
+        return seen if window is None else seen & (positions[:, None] - keys < window)
 
 
 @lru_cache
@@ -46,6 +57,19 @@ def layer_masks(layers: int, window: int | None, windowed: frozenset[int]) -> La
     of_each = [window if layer in windowed else None for layer in range(layers)]
     windows = tuple(dict.fromkeys(of_each))
     return LayerMasks(windows, tuple(map(windows.index, of_each)))
+
+
+def aligned(positions: int) -> int:
+    """The next multiple of ALIGN."""
+    return -(-positions // ALIGN) * ALIGN
+
+
+def positions_needed(window: int | None, new: range) -> int:
+    """Places of a cache for the positions `new` of a sequence and for what they see in a layer with this
+    window, wherever in an ALIGN they begin. So it is the same for each token of a long answer."""
+    if window is None:
+        return aligned(new.stop)
+    return min(aligned(new.stop), aligned(window + len(new) + ALIGN - 2))
 
 
 def _narrowed(rule: MaskRule, window: int) -> MaskRule:

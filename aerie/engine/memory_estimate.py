@@ -212,7 +212,7 @@ def _footprint(
     contexts = options.variant_set(config).contexts
     if options.kv_pool is None or not contexts:
         return estimate
-    kv_config = replace(part, num_hidden_layers=part.num_hidden_layers * devices)  # LoadedModel.stored
+    kv_config = part.with_repeated_layers(devices)
     pages = pages_for(kv_config, options.kv_pool, 0, None)
     return replace(estimate, kv_pool=pool_bytes(kv_config, pages) + gathered_bytes(kv_config, contexts))
 

@@ -121,7 +121,7 @@ class LoadedModel:
         if self.devices is None:
             return self.config
         part = self.devices.parts[0]
-        return replace(part.config, num_hidden_layers=part.config.num_hidden_layers * part.local_world_size)
+        return part.config.with_repeated_layers(part.local_world_size)
 
     def kv_layer_index(self, layer: int) -> int:
         """The index of a layer with attention in a KV cache."""
@@ -132,9 +132,11 @@ class LoadedModel:
         """The index of a layer without attention among those."""
         return self.config.states.layers.index(layer)
 
-    def layer_programs(self, call: VariantCall, layer: int) -> LayerPrograms:
-        """The names of the programs of a call in a layer, in order."""
-        return self.variant_set.layer_programs(call, layer in self.config.layers_with_conv)
+    def layer_programs(self, rows: int, contexts: Sequence[int], layer: int) -> LayerPrograms:
+        """The names of the programs of a layer for this many rows, in order. contexts: of the caches of the
+        windows."""
+        context = contexts[self.config.masks.of_layer[layer]]
+        return self.variant_set.layer_programs(rows, context, layer in self.config.layers_with_conv)
 
     @property
     def seq_len(self) -> int:

@@ -32,6 +32,10 @@ from aerie.engine.numerics import BF16Array, apply_rope, bf16
 from aerie.engine.page_manager import PAGE_SIZE, PageManager
 from aerie.engine.rope_tables import RopeTables
 
+RELEASED = 1 << 40
+"""In a page table, a page that was released because no layer sees its positions any more: an index beyond any
+pool."""
+
 PAGES_PER_SWAP_PAGE = 4
 """Pages of the pool for each page of swap space."""
 
@@ -44,7 +48,8 @@ class PagePool:
     the pool for sequences that are swapped out; `manager` does not count them. with_keys_before_rope: store
     each layer's keys before RoPE too, in `keys_before_rope`; else that is empty. Layers without attention
     have no keys and values; `states` has a row of each of them for every position, (1, positions, width)
-    (layer_states.py).
+    (layer_states.py). window: the window of all layers, behind which pages are released; None if a layer has
+    none, or if positions move.
     """
 
     def __init__(
@@ -56,6 +61,8 @@ class PagePool:
         with_keys_before_rope: bool = False,
     ) -> None:
         self.manager, self.swap, self.first_key = PageManager(pages), PageManager(swap_pages), first_key
+        windows = config.masks.windows
+        self.window = windows[0] if len(windows) == 1 and not with_keys_before_rope else None
         positions = (pages + swap_pages) * PAGE_SIZE
         shape = (len(config.layers_with_attention), config.num_key_value_heads, positions, config.head_dim)
         self._arrays = [_zeros(shape) for _ in range(3 if with_keys_before_rope else 2)]
@@ -70,6 +77,11 @@ class PagePool:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self._arrays)
+
+    def positions_at_once(self, count: int, step: int) -> int:
+        """How many of a sequence's positions have pages at the same time, for `count` positions in steps of
+        `step` or less."""
+        return count if self.window is None else min(count, self.window + step + 3 * PAGE_SIZE)
 
     def release_later(self, sequence: PagedSequence) -> None:
         """Release a sequence at the next `collect_released`. Any thread may call it at any time."""
@@ -156,14 +168,15 @@ class PagedSequence:
 
     reusable_length: the first positions that were computed in blocks of rows; their bits depend on their
     tokens only. dropped_tokens: tokens dropped at the end of the context. gathered_length: positions that the
-    gathered cache holds (gathered_cache.py).
+    gathered cache holds (gathered_cache.py). first_held: so many first positions have no page any more,
+    because no layer sees them (`release_behind_window`).
     """
 
     def __init__(self, pool: PagePool, key: bytes | None = None) -> None:
         self.pool, self.pages, self.token_ids = pool, list[int](), list[Token]()
         self._first_key = pool.first_key if key is None else pool.root_key(key)
         self._keys: list[bytes] = []
-        self._reusable_length = self.dropped_tokens = self.gathered_length = 0
+        self._reusable_length = self.dropped_tokens = self.gathered_length = self.first_held = 0
 
     @property
     def length(self) -> int:
@@ -180,6 +193,35 @@ class PagedSequence:
         """Number of first positions whose bits depend on their tokens only."""
         return min(self._reusable_length, len(self.token_ids))
 
+    @property
+    def held_pages(self) -> list[int]:
+        """The pages of the positions from `first_held` on."""
+        return self.pages[self.first_held // PAGE_SIZE :]
+
+    def is_in_reach(self, length: int) -> bool:
+        """Whether a token after the first `length` positions sees only positions that have pages."""
+        return not self.first_held or length - (self.pool.window or 0) + 1 >= self.first_held
+
+    def release_behind_window(self) -> None:
+        """Release the pages whose positions no layer sees any more, but for one page: what is computed in
+        vain, such as drafts, is truncated. They stay in the prefix cache until they are allocated again."""
+        if self.pool.window is None:
+            return
+        count = max(0, self.length - self.pool.window) // PAGE_SIZE - 1
+        if count * PAGE_SIZE > self.first_held:
+            pages = slice(self.first_held // PAGE_SIZE, count)
+            self.pool.manager.release(self.pages[pages])
+            self.pages[pages] = [RELEASED] * len(self.pages[pages])
+            self.first_held = count * PAGE_SIZE
+
+    def start_behind_window(self, tokens: Sequence[Token], first_held: int, reusable_length: int) -> None:
+        """Hold the first of these tokens without pages, as a sequence did that released them. The sequence
+        must be empty."""
+        self.pages, self.first_held = [RELEASED] * (first_held // PAGE_SIZE), first_held
+        self.token_ids = list(tokens[:first_held])
+        self._reusable_length = min(reusable_length, first_held)
+        self._keys = [*self.pool.page_keys(self.token_ids[: self._reusable_length], self._first_key)]
+
     def match_prefix(self, tokens: Sequence[Token]) -> int:
         """Share the cached pages of these tokens, all but the last of which may be cached. Returns the number
         of tokens found. The sequence must be empty."""
@@ -193,10 +235,11 @@ class PagedSequence:
         """Number of positions that a sequence with these tokens can reuse. The last token is always computed.
 
         Tokens that GEMVs decoded are not reused, so that no answer depends on the one before. Positions after
-        a drop are not reused, since they attended to dropped tokens.
+        a drop are not reused, since they attended to dropped tokens; nor are those whose window was released.
         """
         pairs = zip(self.token_ids[: self.reusable_length], tokens[:-1], strict=False)
-        return sum(1 for _ in itertools.takewhile(_is_same_id, pairs))
+        count = sum(1 for _ in itertools.takewhile(_is_same_id, pairs))
+        return count if self.is_in_reach(count) else 0
 
     def pages_needed(self, count: int) -> int:
         """Number of pages that `reserve` would allocate for `count` more tokens."""
@@ -248,8 +291,11 @@ class PagedSequence:
         if not isinstance(positions, slice):
             return self._pool_positions(positions)
         first, stop, _ = positions.indices(len(pages) * PAGE_SIZE)
-        if pages == [*range(pages[0], pages[0] + len(pages))]:
-            return slice(pages[0] * PAGE_SIZE + first, pages[0] * PAGE_SIZE + stop)
+        number = first // PAGE_SIZE
+        used = pages[number : -(-stop // PAGE_SIZE)]
+        if used == [*range(used[0], used[0] + len(used))]:
+            base = (used[0] - number) * PAGE_SIZE
+            return slice(base + first, base + stop)
         return self.pool_positions(first, stop - first)
 
     def advance(self, tokens: Sequence[Token], reusable: bool = True) -> None:
@@ -273,7 +319,8 @@ class PagedSequence:
             self._keys.append(key)
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` positions only."""
+        """Keep the first `length` positions only; none, if what a token after them sees was released."""
+        length = length if self.is_in_reach(length) else 0
         self._forget_tokens(length)
         self._release_beyond(length)
 
@@ -286,7 +333,8 @@ class PagedSequence:
 
     def _release_beyond(self, length: int) -> None:
         count = -(-length // PAGE_SIZE)
-        self.pool.manager.release(self.pages[count:])
+        self.first_held = min(self.first_held, count * PAGE_SIZE)
+        self.pool.manager.release([page for page in self.pages[count:] if page != RELEASED])
         del self.pages[count:]
 
     def pages_needed_to_drop(self, positions: range) -> int:
@@ -329,18 +377,24 @@ class PagedSequence:
             self.reusable_length,
             self.dropped_tokens,
         )
-        self.pool.manager.retain(self.pages)
+        self.pool.manager.retain(self.held_pages)
         copy.pages, copy.token_ids, copy._keys = self.pages[:], self.token_ids[:], self._keys[:]
+        copy.first_held = self.first_held
         return copy
 
     def swap_out(self) -> SwappedSequence:
         """Copy the sequence to the swap space. Raises PoolFullError if that has too few free pages."""
-        pages = self.pages[: -(-self.length // PAGE_SIZE)]
+        pages = self.pages[self.first_held // PAGE_SIZE : -(-self.length // PAGE_SIZE)]
         swap_pages = self.pool.swap.allocate(len(pages))
         for page, swap_page in zip(pages, swap_pages, strict=True):
             self.pool.copy(page, self.pool.manager.page_count + swap_page)
         return SwappedSequence(
-            self.pool, self.token_ids[:], swap_pages, self.reusable_length, self.dropped_tokens
+            self.pool,
+            self.token_ids[:],
+            swap_pages,
+            self.reusable_length,
+            self.dropped_tokens,
+            self.first_held,
         )
 
     def release(self) -> None:
@@ -361,17 +415,23 @@ class SwappedSequence(NamedTuple):
     swap_pages: list[int]
     reusable_length: int
     dropped_tokens: int
+    first_held: int
 
-    @property
-    def cacheable_tokens(self) -> Sequence[Token]:
-        """Tokens to look up in the prefix cache, and one token after them."""
-        return [*self.token_ids[: self.reusable_length], 0]
+    def start(self, sequence: PagedSequence) -> None:
+        """Let an empty sequence hold the positions that need not be copied: those behind the window, or
+        those that the prefix cache has."""
+        if self.first_held:
+            sequence.start_behind_window(self.token_ids, self.first_held, self.reusable_length)
+        else:
+            sequence.match_prefix([*self.token_ids[: self.reusable_length], 0])
 
     def swap_in(self, sequence: PagedSequence) -> None:
         """Copy the swapped pages into `sequence`, which has pages for all of them and may hold the first
-        positions already. Releases the swap space."""
-        for number in range(sequence.length // PAGE_SIZE, len(self.swap_pages)):
-            self.pool.copy(self.pool.manager.page_count + self.swap_pages[number], sequence.pages[number])
+        positions already (`start`). Releases the swap space."""
+        first = self.first_held // PAGE_SIZE
+        for number in range(sequence.length // PAGE_SIZE, first + len(self.swap_pages)):
+            swap_page = self.pool.manager.page_count + self.swap_pages[number - first]
+            self.pool.copy(swap_page, sequence.pages[number])
         sequence.advance(self.token_ids[sequence.length : self.reusable_length])
         sequence.advance(self.token_ids[sequence.length :], reusable=False)
         sequence.dropped_tokens = self.dropped_tokens

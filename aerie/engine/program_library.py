@@ -137,8 +137,8 @@ class RuntimeOptions:
                 "of variants; give one of the two"
             )
         if self.seq_len is not None:
-            length = choose_seq_len(config, self.seq_len)
-            return VariantSet(length, has_conv=bool(config.layers_with_conv))
+            length, has_conv = choose_seq_len(config, self.seq_len), bool(config.layers_with_conv)
+            return VariantSet(length, has_conv=has_conv, masks=config.masks)
         return variant_set_for(config, self.variants, self.decode)
 
     def _parallel_variant_set(self, config: ModelConfig) -> VariantSet:
@@ -163,7 +163,7 @@ def variant_set_for(config: ModelConfig, variants: str | None = None, decode: st
             "add one, as 8x512"
         )
     costs, has_conv = CallCosts(config.layer_parameters), bool(config.layers_with_conv)
-    return VariantSet(0, with_rows, decode, costs, has_conv=has_conv)
+    return VariantSet(0, with_rows, decode, costs, has_conv=has_conv, masks=config.masks)
 
 
 def check_diffusion_block(diffusion: DiffusionConfig, variant_set: VariantSet) -> None:
@@ -357,7 +357,8 @@ def first_program_names(variant_set: VariantSet, prompt_tokens: int) -> list[str
 
 def all_program_names(config: ModelConfig, variant_set: VariantSet) -> list[str]:
     """The programs of all variants, and those of decode. config: of a device's part."""
-    plans = plan_variant_programs(config.shape, variant_set.variants, variant_set.layer_kinds).values()
+    variants = {*variant_set.variants, *variant_set.window_variants}
+    plans = plan_variant_programs(config.shape, variants, variant_set.layer_kinds).values()
     return [*variant_set.decode_programs, *(each.name for each in plans if each.kind not in HEADS)]
 
 

@@ -34,6 +34,8 @@ from aerie.engine.thinking_plan import ThinkingPlan
 
 FORMAT, ANSWER, GRAMMAR, THINKING = "aerie sequence 2", "answer", "grammar", "thinking"
 TOKENS, CHECKSUM, COUNTS = "token_ids", "sha256", ("in_blocks", "dropped")
+BEHIND = "behind_window"
+"""How many first positions have zeros for keys and values, because no layer sees them any more."""
 
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
 ArraysByName: TypeAlias = "Mapping[str, NDArray[Any]]"
@@ -83,12 +85,16 @@ def save_sequence(
     which leaves the old file."""
     if not all(isinstance(token, int | np.integer) for token in sequence.token_ids):
         raise UserError("a sequence with embeddings cannot be saved: it has no token ids by which to go on")
-    positions, arrays = sequence.pool_positions(0, sequence.length), _bits(sequence.pool)
+    first, arrays = sequence.first_held, _bits(sequence.pool)
+    positions = sequence.pool_positions(first, sequence.length - first)
 
     def load(name: str) -> NDArray[Any]:
-        return np.array(sequence.token_ids, np.int64) if name == TOKENS else arrays[name][:, positions]
+        if name == TOKENS:
+            return np.array(sequence.token_ids, np.int64)
+        return np.pad(arrays[name][:, positions], ((0, 0), (first, 0), (0, 0)))
 
     counts = dict(zip(COUNTS, (str(sequence.reusable_length), str(sequence.dropped_tokens)), strict=True))
+    counts |= {BEHIND: str(first)} if first else {}
     metadata = {**provenance, **counts, ANSWER: json.dumps(_answer_json(answer) if answer else {})}
     write_arrays(path, LazyArrays([TOKENS, *arrays], load), metadata)
 
@@ -143,15 +149,17 @@ def restore_sequence(
     file = SequenceFile(path, provenance)
     answer = file.answer(grammars)
     file.check(_bits(pool))
+    file.check_window(pool.window)
     sequence = PagedSequence(pool)
-    sequence.reserve(len(file.token_ids))
+    sequence.start_behind_window(file.token_ids, file.first_held, file.reusable_length)
+    sequence.reserve(len(file.token_ids) - file.first_held)
     try:
         file.fill(sequence, len(file.token_ids))
     except BaseException:
         sequence.release()
         raise
-    sequence.advance(file.token_ids[: file.reusable_length])
-    sequence.advance(file.token_ids[file.reusable_length :], reusable=False)
+    sequence.advance(file.token_ids[sequence.length : file.reusable_length])
+    sequence.advance(file.token_ids[sequence.length :], reusable=False)
     sequence.dropped_tokens = file.dropped_tokens
     return sequence, answer
 
@@ -174,7 +182,9 @@ class SequenceFile:
             raise self._wrong(TOKENS, dtype, shape, "I64 of one dimension")
         self.token_ids: list[int] = self.arrays[TOKENS].tolist()
         self.reusable_length, self.dropped_tokens = (self._count(name) for name in COUNTS)
-        if min(self.token_ids, default=0) < 0 or self.reusable_length > len(self.token_ids):
+        self.first_held = self._count(BEHIND) if BEHIND in self._about else 0
+        is_cut = self.first_held % PAGE_SIZE or self.first_held > len(self.token_ids)
+        if min(self.token_ids, default=0) < 0 or self.reusable_length > len(self.token_ids) or is_cut:
             raise UserError(
                 f"{path} counts {self.reusable_length} of {len(self.token_ids)} tokens, of which none may "
                 "be below 0; "
@@ -188,6 +198,15 @@ class SequenceFile:
             (heads, _, head_dim), (dtype, shape) = array.shape, self.arrays.dtype_and_shape(name)
             if (dtype, shape) != ("U16", expected := (heads, len(self.token_ids), head_dim)):
                 raise self._wrong(name, dtype, shape, f"U16 {expected}")
+
+    def check_window(self, window: int | None) -> None:
+        """Raises UserError unless a token after all of these sees positions with keys and values only, where
+        no layer sees farther back than `window`."""
+        if self.first_held > (0 if window is None else max(0, len(self.token_ids) - window + 1)):
+            raise UserError(
+                f"{self._path} has no keys and values of its first {self.first_held} tokens, and this model "
+                "attends to some of them; it is malformed: name a file that was saved"
+            )
 
     def answer(self, grammars: GrammarCompiler) -> AnswerState | None:
         """The answer in the file, or None. Raises UserError if it is malformed."""
@@ -230,6 +249,11 @@ class PagesFile:
     def __init__(self, path: Path, provenance: Provenance) -> None:
         self._file = SequenceFile(path, provenance)
         count = 0 if self._file.dropped_tokens else self._file.reusable_length // PAGE_SIZE * PAGE_SIZE
+        if self._file.first_held:
+            raise UserError(
+                f"{path} has no keys and values of its first {self._file.first_held} tokens, which no layer "
+                "saw any more when it was saved, so no prompt can share its pages; give the prompt again"
+            )
         if not count:
             raise UserError(f"{path} has no whole page of {PAGE_SIZE} tokens; give the prompt again")
         self.token_ids = self._file.token_ids[:count]

@@ -172,7 +172,8 @@ class Scheduler(Admission):
         )
 
     def _enqueue(self, request: Request) -> Request:
-        pages = -(-min(len(request.prompt) + 1, self.model.positions) // PAGE_SIZE)
+        positions = min(len(request.prompt) + 1, self.model.positions)
+        pages = -(-self.pool.positions_at_once(positions, self._largest_step) // PAGE_SIZE)
         if pages > self.pool.manager.page_count:
             raise PoolFullError(pages, self.pool.manager.page_count, self.pool.manager.page_count)
         self._waiting.append(request)
@@ -293,6 +294,7 @@ class Scheduler(Admission):
                 if due.logits_count:
                     stay = request.update(due, [*itertools.islice(logits, due.logits_count)])
                     self._executor.accept(piece.sequence, due.tentative_tokens[:stay])
+                piece.sequence.release_behind_window()
         self._compile_ahead(chosen)
         if any(request.is_finished for request, _, _ in chosen):
             self._remove_finished()
@@ -373,9 +375,8 @@ class Scheduler(Admission):
             return None
         sequence, step = self._running[request], None
         if not self._is_decoding(request):
-            step = self.model.variant_set.plan(
-                len(pass_input.tokens), sequence.length, not self.model.context_end.drops
-            )[0]
+            can_recompute = not (self.model.context_end.drops or sequence.first_held)
+            step = self.model.variant_set.plan(len(pass_input.tokens), sequence.length, can_recompute)[0]
             pass_input = pass_input.truncate(step.n_process - (sequence.length - step.n_past))
         if not self._has_pages(request, len(pass_input.tokens), ()):
             return None

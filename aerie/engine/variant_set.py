@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 from aerie.common.errors import UserError
 from aerie.engine.call_costs import CallCosts
+from aerie.engine.layer_masks import LayerMasks, layer_masks, positions_needed
 from aerie.engine.planner import VariantCall, plan
 from aerie.engine.variants import gathered_contexts
 from aerie.multi_launch_builder import Variant
@@ -56,7 +57,7 @@ class VariantSet:
     seq_len: the prompt length of the six programs; 0 if there are variants. variants: each has several rows.
     decode_path: "guide" or "rows". costs: of a call, for the planner; None means the seed's rule. devices:
     number of devices that share each layer. has_conv: whether some layers have a short convolution in place
-    of attention.
+    of attention. masks: the windows of the layers.
     """
 
     seq_len: int = 0
@@ -65,6 +66,7 @@ class VariantSet:
     costs: CallCosts | None = field(default=None, compare=False)
     devices: int = 1
     has_conv: bool = False
+    masks: LayerMasks = field(default_factory=lambda: layer_masks(1, None, frozenset()))
 
     @property
     def largest_context(self) -> int | None:
@@ -118,36 +120,63 @@ class VariantSet:
         """The kinds of the programs of a layer with attention."""
         return LAYER_KINDS if self.devices == 1 else PARALLEL_LAYER_KINDS
 
-    def attention_programs(self, call: VariantCall) -> LayerPrograms:
-        """The programs of a call in a layer with attention."""
+    def attention_programs(self, rows: int, context: int) -> LayerPrograms:
+        """The programs of a layer with attention for this many rows, with a cache of `context` positions."""
         if self.seq_len:
             return "rms_gemms_rope", "flash_attn", "o_ffn"
-        return tuple(program_name(kind, call.variant, call.context) for kind in self.layer_kinds)
+        return tuple(program_name(kind, rows, context) for kind in self.layer_kinds)
 
-    def conv_programs(self, call: VariantCall) -> LayerPrograms:
-        """The programs of a call in a layer with a short convolution."""
+    def call_programs(self, rows: int, contexts: Sequence[int]) -> Iterator[str]:
+        """The programs of a call, of all layers, each once. contexts: of the caches of the windows."""
+        layers = [self.attention_programs(rows, context) for context in contexts]
+        if self.has_conv:
+            layers.append(self.conv_programs(rows))
+        yield from dict.fromkeys(itertools.chain.from_iterable(layers))
+
+    def contexts_of(self, call: VariantCall) -> tuple[int, ...]:
+        """The contexts of the caches of each window for a call with one sequence: the call's, or a smaller
+        one that holds all that a window shows."""
+        new = range(call.n_past, call.n_past + call.n_process)
+        needed = (max(call.variant, positions_needed(window, new)) for window in self.masks.windows)
+        return tuple(
+            call.context
+            if window is None
+            else next((one for one in self.gathered_contexts if one >= count), call.context)
+            for window, count in zip(self.masks.windows, needed, strict=True)
+        )
+
+    @property
+    def window_variants(self) -> Iterator[Variant]:
+        """The variants with whose attention layers with a window run, where these need less of the cache."""
+        for one in self.variants:
+            longest = VariantCall(one.rows, one.context, one.context - one.rows, 0, one.rows, 0, 0)
+            yield from (Variant(one.rows, context) for context in self.contexts_of(longest))
+
+    def conv_programs(self, rows: int) -> LayerPrograms:
+        """The programs of a layer with a short convolution, for this many rows."""
         if self.seq_len:
             return CONV_LAYER_KINDS
-        return tuple(program_name(kind, call.variant) for kind in CONV_LAYER_KINDS)
+        return tuple(program_name(kind, rows) for kind in CONV_LAYER_KINDS)
 
-    def layer_programs(self, call: VariantCall, is_conv: bool) -> LayerPrograms:
-        """The programs of a call in a layer, in order: those before attention, or before a short convolution;
-        the latter; and those after."""
-        return self.conv_programs(call) if is_conv else self.attention_programs(call)
-
-    def call_programs(self, call: VariantCall, is_tail: bool = False) -> Sequence[str]:
-        """The programs of a call in all layers, each once. is_tail: without those before attention."""
-        layers = [self.attention_programs(call), *([self.conv_programs(call)] if self.has_conv else [])]
-        return [*dict.fromkeys(name for names in layers for name in names[int(is_tail) :])]
+    def layer_programs(self, rows: int, context: int, is_conv: bool) -> LayerPrograms:
+        """The programs of a layer, in order: those before attention, or before a short convolution; the
+        latter; and those after."""
+        return self.conv_programs(rows) if is_conv else self.attention_programs(rows, context)
 
     def programs_for_calls(self, calls: Sequence[VariantCall], last_only: bool) -> Iterator[str]:
         """The programs of these calls. last_only: the last call computes its last token only at the end of
         the last layer."""
         for step in calls:
-            yield from self.call_programs(step)
+            yield from self.call_programs(step.variant, self.contexts_of(step))
         end = calls[-1].n_process
         if last_only and (tail := self.tail_call(calls[-1], range(end - 1, end))):
-            yield from self.call_programs(tail, is_tail=True)
+            yield from self.tail_programs(tail.variant, self.contexts_of(calls[-1]))
+
+    def tail_programs(self, rows: int, contexts: Sequence[int]) -> Iterator[str]:
+        """The programs of the end of the last layer, for this many rows. contexts: as for call_programs."""
+        context = contexts[self.masks.of_layer[-1]]
+        for is_conv in (False, True)[: 1 + self.has_conv]:
+            yield from self.layer_programs(rows, context, is_conv)[1:]
 
     def programs_for_next_turn(self, length: int) -> Iterator[str]:
         """The programs for a message of TURN_TOKENS after a conversation of `length` positions, in its

@@ -22,6 +22,7 @@ from aerie.engine.model_family import FUSED
 from aerie.engine.pooling import SCORE_ROWS
 from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
+from aerie.engine.text_part import text_tensors
 from aerie.engine.weight_files import WeightFiles, find_tensors
 from aerie.kernel_builder.weight_blocks import BF16
 from aerie.multi_launch_builder.weight_kinds import WeightKinds
@@ -118,7 +119,8 @@ class Weights:
         """
         self.rounding, self._config, self.kind = Rounding(), config, kind
         files, expected = find_tensors(folder), expected_shapes(config)
-        found = _as_named(files.tensors)
+        text, left_out = text_tensors(files.tensors)
+        found = _as_named(text)
         if LM_HEAD in found:  # counts though config.json ties it, as it does for transformers
             expected[LM_HEAD] = (config.vocab_size, config.hidden_size)
         fused = dict(_fused(found, config))
@@ -139,7 +141,8 @@ class Weights:
             for name in expected
         }
         sized = files.is_quantised or self.quantised
-        self.notes = (*files.notes, _size_note(folder, self._tensors.values())) if sized else files.notes
+        sizes = (_size_note(folder, self._tensors.values()),) if sized else ()
+        self.notes = (*files.notes, *left_out, *sizes)
 
     def layer(self, layer: int) -> dict[str, Tensor]:
         """The tensors of block `layer`, by the names of the programs' arguments."""

@@ -216,11 +216,11 @@ def test_the_room_of_a_cache_on_the_device_is_used_again(blocks):
     model = blocks["guide"].model
     cache = model.new_cache(1)
     prefill(model, TOKENS, cache)
-    slot = cache.executor._cache.slot
+    slot = cache.executor._cache.slots
     del cache
     cache = model.new_cache(1)
     prefill(model, TOKENS, cache)
-    assert cache.executor._cache.slot == slot
+    assert cache.executor._cache.slots == slot
 
 
 def test_a_cache_cannot_go_forward_without_tokens(blocks):

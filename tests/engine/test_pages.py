@@ -10,24 +10,25 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
+from aerie.engine.layer_masks import layer_masks
 from aerie.engine.layer_states import LayerStates
+from aerie.engine.numerics import bf16
 from aerie.engine.page_manager import PAGE_SIZE, PageManager, PoolFullError
 from aerie.engine.page_pool import PagedSequence, PagePool, page_bytes, pages_for
 
-CONFIG = cast(
-    ModelConfig,
-    SimpleNamespace(
-        layers_with_attention=(0, 1),
-        states=LayerStates((), 0, 0),
-        num_key_value_heads=2,
-        head_dim=4,
-        context=512,
-    ),
-)
+SIZES: dict[str, Any] = {
+    "layers_with_attention": (0, 1),
+    "states": LayerStates((), 0, 0),
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "context": 512,
+}
+CONFIG = cast(ModelConfig, SimpleNamespace(**SIZES, masks=layer_masks(2, None, frozenset())))
 
 
-def pool_of(pages: int, first_key: bytes = b"model") -> PagePool:
-    return PagePool(CONFIG, pages, first_key)
+def pool_of(pages: int, first_key: bytes = b"model", window: int | None = None) -> PagePool:
+    masks = layer_masks(2, window, frozenset(range(2)))
+    return PagePool(cast(ModelConfig, SimpleNamespace(**SIZES, masks=masks)), pages, first_key)
 
 
 def write(sequence: PagedSequence, tokens: list[int]) -> None:
@@ -44,14 +45,15 @@ def held(sequence: PagedSequence) -> Any:
     return sequence.pool.layers[0][0][0, sequence.pool_positions(0, sequence.length), 0].astype(np.float32)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_books_agree_after_every_operation(seed: int) -> None:
-    """Sequences that begin alike, grow, fork, go back and end, in a pool that is often full."""
-    rng, pool = np.random.default_rng(seed), pool_of(12)
+@pytest.mark.parametrize(("seed", "window"), [*((seed, None) for seed in range(6)), (6, 30), (7, 50)])
+def test_the_books_agree_after_every_operation(seed: int, window: int | None) -> None:
+    """Sequences that begin alike, grow, fork, go back and end, in a pool that is often full; and release what
+    is behind their window."""
+    rng, pool = np.random.default_rng(seed), pool_of(12, window=window)
     texts = [[int(each) for each in rng.integers(0, 3, 400)] for _ in range(2)]
     texts.append(texts[0][:200] + texts[1][200:])
     living: dict[PagedSequence, list[int]] = {}
-    happened = dict.fromkeys(("found", "full", "copied", "forked"), 0)
+    happened = dict.fromkeys(("found", "full", "copied", "forked", *(("released",) if window else ())), 0)
     for _ in range(400):
         what = rng.choice(["begin", "grow", "grow", "fork", "back", "end"])
         one = list(living)[rng.integers(len(living))] if living else None
@@ -64,6 +66,9 @@ def test_the_books_agree_after_every_operation(seed: int) -> None:
             elif one is None:
                 continue
             elif what == "grow":
+                if window:
+                    one.release_behind_window()
+                    happened["released"] += one.first_held
                 shared = one._shared_pages(one.length)
                 write(one, living[one][one.length : one.length + int(rng.integers(1, 100))] or [7])
                 happened["copied"] += len(shared)
@@ -84,6 +89,30 @@ def test_the_books_agree_after_every_operation(seed: int) -> None:
     assert all(happened.values()), happened
     for one in living:
         one.release()
+    assert pool.manager.free_count == 12
+
+
+def test_pages_behind_the_window_are_released_and_found_again() -> None:
+    """All but one that a truncation may need; farther back there is nothing to go on from."""
+    pool, tokens = pool_of(12, window=70), list(range(10 * PAGE_SIZE))
+    one = PagedSequence(pool)
+    write(one, tokens)
+    one.release_behind_window()
+    assert (one.first_held, pool.manager.free_count) == (7 * PAGE_SIZE, 9)
+    with pytest.raises(IndexError):
+        held(one)
+    write(one, [5] * 3)
+    copy = one.fork()
+    copy.truncate(7 * PAGE_SIZE + 69)
+    assert (copy.length, copy.held_pages) == (7 * PAGE_SIZE + 69, one.pages[7:9])
+    assert one.common_prefix([*tokens[:600], 9, 9]) == 600
+    assert one.common_prefix([*tokens[: 7 * PAGE_SIZE + 68], 900, 9]) == 0
+    copy.truncate(7 * PAGE_SIZE + 68)
+    assert (copy.length, copy.pages, copy.first_held) == (0, [], 0)
+    assert copy.match_prefix([*tokens[:300], 9]) == 4 * PAGE_SIZE
+    np.testing.assert_array_equal(held(copy), np.arange(4 * PAGE_SIZE).astype(bf16).astype(np.float32))
+    copy.release()
+    one.release()
     assert pool.manager.free_count == 12
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from aerie import FinishReason
 from aerie.cli.checkpoints import DEMO_FOLDER
-from aerie.engine import gathered_cache
+from aerie.engine import window_cache
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.executor import Executor
 from aerie.engine.forward import logits_rows, prefill
-from aerie.engine.gathered_cache import ALIGN
+from aerie.engine.layer_masks import ALIGN
 from aerie.engine.page_manager import PAGE_SIZE, PageManager
 from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.reporter import Reporter
@@ -175,9 +175,9 @@ def test_no_hit_crosses_families(crosses: bool, demo: Family, monkeypatch: Any) 
 
 def neighbours_page(patch: Any) -> None:
     """A sequence reads, from its second page on, what the page after its own holds."""
-    real = gathered_cache._runs
+    real = window_cache._runs
     patch.setattr(
-        gathered_cache,
+        window_cache,
         "_runs",
         lambda pages, *ends: real([pages[0], *(max(0, page - 1) for page in pages[1:])], *ends),
     )
@@ -185,7 +185,7 @@ def neighbours_page(patch: Any) -> None:
 
 def stale_window(patch: Any) -> None:
     """What lies at a sequence's place is taken for its own."""
-    patch.setattr(gathered_cache.GatheredCache, "_copy_pages", gathered_cache.GatheredCache.mark_gathered)
+    patch.setattr(window_cache.WindowCache, "_copy_pages", window_cache.WindowCache.mark_gathered)
 
 
 def keys_of_a_page_alone(patch: Any) -> None:

@@ -109,8 +109,10 @@ def test_what_a_layer_sees():
     positions = np.arange(1, 6)
     seen = np.arange(6) <= positions[:, None]
     expected = [[max(0, at - 2) <= key <= at for key in range(6)] for at in positions]
-    assert masks.visible(seen, positions)[0].tolist() == expected
-    assert (masks.visible(seen, positions)[1] == seen).all()
+    keys = np.arange(6)
+    assert masks.visible(seen, positions, keys, 0).tolist() == expected
+    assert masks.visible(seen[:, 2:], positions, keys[2:], 0).tolist() == [row[2:] for row in expected]
+    assert (masks.visible(seen, positions, keys, 1) == seen).all()
     assert layer_masks(2, None, frozenset()).windows == (None,)
 
 

@@ -239,10 +239,10 @@ def test_kv_caches_are_freed_at_once(session):
         cache = begin(session.model)
         decoded(session.model, cache)
         gone = weakref.ref(cache)
-        layers, slot = weakref.ref(cache.layers[0][0]), cache.executor._cache.slot
+        layers, slots = weakref.ref(cache.layers[0][0]), cache.executor._cache.slots
         del cache
         assert gone() is None
         assert layers() is None
-        assert begin(session.model).executor._cache.slot == slot
+        assert begin(session.model).executor._cache.slots == slots
     finally:
         gc.enable()

@@ -12,6 +12,7 @@ from aerie.engine.numerics import bf16, rms_norm, widen
 from aerie.engine.rope import LongRopeScaling
 from aerie.engine.rope_tables import RopeTables
 from aerie.engine.tensors import Rows
+from aerie.kernel_builder.activations import SILU
 from tests.verify.fault_runners import AFTER, BEFORE
 from tests.verify.faults import Fault, given, preloaded, returned, turned_otherwise, weights_fault
 
@@ -131,6 +132,43 @@ def taps_reversed(layer):
     return {"w_conv": np.ascontiguousarray(layer["w_conv"][::-1])}
 
 
+def other_programs(**changes):
+    """Programs of a config with these changes."""
+    return lambda healthy: healthy.rebuild(config=replace(healthy.checkpoint.config, **changes))
+
+
+def weight_alone(healthy):
+    """Norms multiply with w, not with 1 + w."""
+    family = replace(healthy.checkpoint.config.family, norm_weight_offset=0)
+    return other_programs(family=family)(healthy)
+
+
+def no_norm_after_ffn(values):
+    return {"x_next": (widen(values["res1"]) + widen(values["down"])).astype(bf16)}
+
+
+def local_base_everywhere(rope):
+    return RopeTables(rope.tables, (1,) * len(rope.of_layer))
+
+
+GEMMA3_FAULTS = (
+    Fault("norms multiply with w, not with 1 + w", weight_alone, "layer 0, step attn_norm"),
+    Fault("global RoPE base in a local layer", with_rope_of_layer(all_turned), "layer 0, step rope_q"),
+    Fault(
+        "local RoPE base in a global layer", with_rope_of_layer(local_base_everywhere), "layer 1, step rope_q"
+    ),
+    Fault("embeddings not multiplied", embeddings_times(1.0), "layer 0, step input"),
+    Fault("embeddings multiplied twice", embeddings_times(256.0), "layer 0, step input"),
+    Fault("scores of heads 256 wide", other_factors(attention=1 / 16), "layer 0, step attention"),
+    Fault(
+        "no norm after attention", returned(AFTER, no_norm_after_attention), "layer 0, step attn_post_norm"
+    ),
+    Fault("no norm after the FFN", returned(AFTER, no_norm_after_ffn), "layer 0, step ffn_residual"),
+    Fault("norms after swapped", weights_fault(1, norms_after_swapped), "layer 1, step attn_post_norm"),
+    Fault("SiLU in place of GELU", other_programs(activation=SILU), "layer 0, step swiglu"),
+)
+"""A window off by one is in test_verify_windows.py: it shows in texts that are longer than the window."""
+
 FAMILY_CHANGES: dict[str, dict[str, Any]] = {
     "granite": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)},
     "phi3": {
@@ -146,6 +184,7 @@ FAMILY_CHANGES: dict[str, dict[str, Any]] = {
 """What their configs have besides."""
 
 FAMILY_FAULTS = {
+    "gemma3_text": GEMMA3_FAULTS,
     "granite": (
         Fault("embeddings not multiplied", embeddings_times(1.0), "layer 0, step input"),
         Fault("embeddings multiplied twice", embeddings_times(144.0), "layer 0, step input"),

@@ -37,7 +37,7 @@ class Watched(Executor):
 class OneOff(Watched):
     def change_rows(self, made):
         for new in filter(None, (made._cache_rows, made._pool_rows)):
-            new.set_positions = lambda positions, real=new.set_positions: real(positions + 1)
+            new.set_positions = lambda *places, real=new.set_positions: real(*(at + 1 for at in places))
 
 
 class OneOffInDecode(Watched):

@@ -98,7 +98,7 @@ def test_recording_changes_nothing_and_keeps_intermediates(demo_session):
     recorded = prefill(replace(model, runner=recorder), IDS, model.new_cache(len(IDS)))
     np.testing.assert_array_equal(plain.view(np.uint16), recorded.view(np.uint16))
     first, second = recorder.calls["o_ffn"][:2]
-    table = model.programs[model.variant_set.call_programs(step)[-1]].arguments
+    table = model.programs[[*model.variant_set.call_programs(step.variant, [step.context])][-1]].arguments
     seen = {argument.name for argument in table if argument.role not in (Role.WEIGHT, Role.LUT)}
     assert set(first) == seen | {"rows"}
     assert not np.array_equal(first["gate"], second["gate"])  # copies, not views on one buffer

@@ -30,6 +30,6 @@ FAMILY = ModelFamily(
         **POST_NORMS,
         "ffn_norm": "pre_feedforward_layernorm.weight",
     },
-    published_sizes="Gemma-3-270M and 1B, as GGUF (text) 4B to 27B",
+    published_sizes="Gemma-3-270M and 1B, the text part of 4B to 27B",
     run_with="Gemma 3 270M, Q4_K_M",
 )
