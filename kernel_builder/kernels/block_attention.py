@@ -2,7 +2,7 @@
 
 The way of tiles through the array is `kernel_builder/attention.py`. A block's rows see a cache of fixed size
 and each other; a mask of bf16, which is added to the scores, says what of both. Cache, mask and rows are
-those of the static form of a model (docs/how-to/export-static-form.md), all of whose layers are in one buffer
+those of the static form of a model (docs/reference/static-form.md), all of whose layers are in one buffer
 each: a kernel is built for its layer, and picks it by offset.
 
 - Keys and values of a tile come from the cache, which lies heads first: kv_cache[layer, 0 and 1, sequence].

@@ -4,7 +4,7 @@
       segment   L2: keep mask and insert matrix of the part, the rows of a head, on their way to all cores
         herd cores x 1           each core a run of the part, through `cache_update.cc`, head after head
 
-The buffers are those of the static form of a model (docs/how-to/export-static-form.md): all layers are in
+The buffers are those of the static form of a model (docs/reference/static-form.md): all layers are in
 one, and a kernel is built for its layer, which alone it reads and writes. The cache goes from L3 to the cores
 and back, to each its run. What changes is small, comes to all cores by one channel, and each takes from it
 what is of its run.

@@ -119,7 +119,8 @@ def test_prompt_over_the_compiled_length(run, prepared):
     )
     check_refused(run(*long, "--seq-len", "128"), message)
     message = (
-        "the prompt is 304 tokens long and the model has 256 positions (max_position_embeddings, longrope"
+        "the prompt is 304 tokens long and the model has 256 positions (max_position_embeddings, "
+        "max_seq_length, longrope or --max-model-len); shorten it"
     )
     check_refused(run("--prompt", "x" * 300), message)
     assert prepared == []

@@ -142,7 +142,7 @@ def judged(folder, exported, cache):
 def test_the_program_is_within_the_bounds_of_the_gate(sdar, exported):
     with KernelCache(default_cache_dir(), select_backend("virtual")) as cache:
         share = judged(sdar, exported, cache)
-    assert 0 < share < 1.5  # docs/how-to/export-static-form.md tells it
+    assert 0 < share < 1.5  # docs/reference/static-form.md tells it
 
 
 def test_the_float32_form_on_the_same_weights(sdar, exported):
