@@ -119,16 +119,12 @@ class LayerCalls:
                 else pack_bits(visible[number])
             )
 
-    def _programs(self, layer: int) -> list[Program]:
-        """The programs of a layer, in order."""
-        return [self._model.program(name, layer) for name in self._names[layer]]
-
     def project(
         self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped", "conv_c")
     ) -> Arrays:
         """Compute queries, keys and values of a layer, and store keys and values in the cache with `store`;
         or what a short convolution reads, and store that in the layer's state."""
-        program = self._programs(layer)[0]
+        program = self._model.program(self._names[layer][0], layer)
         if layer in self._model.config.layers_with_conv:
             return self._project_conv(program, layer, x, on_device)
         key, inputs = buffer_set(program, layer), self._inputs_of(program, layer)
@@ -165,7 +161,7 @@ class LayerCalls:
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
         """Compute attention or a short convolution, output projection and FFN of a layer. x: the layer's
         input. projected: the result of `project`."""
-        _, attention, *after = self._programs(layer)
+        attention, *after = (self._model.program(name, layer) for name in self._names[layer][1:])
         if layer in self._model.config.layers_with_conv:
             attended = self._convolve(attention, layer, projected)
         else:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from aerie.cli.arguments import default_cache_dir
-from aerie.engine import executor
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
+from aerie.engine.executor import Executor
 from aerie.engine.families import FAMILIES
 from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
@@ -40,8 +40,7 @@ from aerie.verify.random_model import random_checkpoint, random_model_config, wi
 from aerie.verify.reference import Reference
 from aerie.verify.report import as_json, print_record
 
-STAND, DUE, TOOK, BEGIN, INIT = (
-    executor._batch_layout,
+DUE, TOOK, BEGIN, INIT = (
     BlockDiffusionStrategy.next_input,
     BlockDiffusionStrategy.update,
     BlockDiffusionStrategy._start_block,
@@ -66,18 +65,13 @@ def tried(both: tuple[Session, Reference]) -> list[DiffusionResult]:
     return [*try_blocks("the model", session, reference, choose_prompts(session, full=False)[:1])]
 
 
-def causal(pieces: Any, bases: Any, width: int, context: int, block: int, *masks: Any) -> Any:
-    return STAND(pieces, bases, width, context, 1, *masks)
+def causal(self: Executor, positions: Any, keys: range, masks: Any, window: int) -> Any:
+    return np.arange(keys.start, keys.stop) <= positions[:, None]
 
 
-def shifted_by_one(pieces: Any, bases: Any, width: int, context: int, block: int, *masks: Any) -> Any:
-    stand, row = STAND(pieces, bases, width, context, block, *masks), 0
-    for piece, base in zip(pieces, bases, strict=True):
-        end, rows = piece.sequence.length + len(piece.tokens), slice(row, row + len(piece.tokens))
-        ours = (stand.positions[rows, None] + 1) // block
-        stand.visible[0, rows, base : base + end] = (np.arange(end) + 1) // block <= ours
-        row += len(piece.tokens)
-    return stand
+def shifted_by_one(self: Executor, positions: Any, keys: range, masks: Any, window: int) -> Any:
+    block, all_keys = self.diffusion_block, np.arange(keys.start, keys.stop)
+    return (all_keys + 1) // block <= (positions[:, None] + 1) // block
 
 
 def written_while_filling(self: BlockDiffusionStrategy, due: PassInput, rows: Sequence[Any]) -> int:
@@ -119,8 +113,8 @@ def as_filtered(row: Any, token: int) -> tuple[float, float]:
 CALL, SCORE = unmasking.Unmasker.__call__, unmasking._confidence_and_entropy
 
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "causal inside the block": (executor, "_batch_layout", causal),
-    "staircase shifted by one": (executor, "_batch_layout", shifted_by_one),
+    "causal inside the block": (Executor, "_seen", causal),
+    "staircase shifted by one": (Executor, "_seen", shifted_by_one),
     "KV of a pass with masks": (BlockDiffusionStrategy, "update", written_while_filling),
     "commit skipped": (BlockDiffusionStrategy, "next_input", not_committed),
     "a mask is seen after the commit": (BlockDiffusionStrategy, "next_input", with_a_mask_left),
