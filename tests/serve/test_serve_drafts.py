@@ -155,7 +155,7 @@ def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
             ]
             while not all(one.is_finished for one in asked):
                 scheduler.step()
-                contexts.add(scheduler._executor._cache.context)
+                contexts.update(scheduler._executor._cache.contexts)
             assert {one.error for one in asked} == {None}
         assert contexts == {512, 1024, 2048, 4096, 8192}
         assert output.getvalue() == before
