@@ -186,7 +186,7 @@ def test_growth_from_context_to_context(open_session):
     grown, whole = model.new_cache(1), model.new_cache(1)
     for first in range(0, 700, 100):
         rows = prefill(model, tokens[first : first + 100], grown, last_only=True)
-        assert grown.executor._cache.context == (512 if first < 500 or first >= 600 else 1024)
+        assert grown.executor._cache.contexts == (512 if first < 500 or first >= 600 else 1024,)
     assert bits(rows) == bits(prefill(model, tokens, whole, last_only=True))
     assert held(grown) == held(whole)
     assert grown.dropped_tokens == 298
