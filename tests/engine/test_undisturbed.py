@@ -311,7 +311,10 @@ def test_what_compile_has_ready_is_all_that_steps_need(
                 for wanted in {0, 1, min(tokens, 9), min(tokens, 33), tokens}:
                     step = VariantCall(width, context, 0, 0, width, 0, 0)
                     tail = Executor._tail(executor, step, wanted)
-                    seen |= {*Executor._programs_of(executor, step, tail), blocks.lm_head(max(1, wanted))}
+                    seen |= {
+                        *Executor._programs_of(executor, step, tail, [context]),
+                        blocks.lm_head(max(1, wanted)),
+                    }
     assert seen <= ready
     assert len(seen) > len(ready) // 2
     end = blocks.contexts[-1]
