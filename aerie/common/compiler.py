@@ -83,7 +83,8 @@ class Compiler:
     def compile(self, source: Path, target: Path, extra: Sequence[str] = ()) -> None:
         """Compile one file to an object. Raises ToolchainError with the compiler's own lines, and KnobError.
 
-        `-pipe`: a killed compiler leaves no temporary files.
+        A killed compiler leaves no files elsewhere: `-pipe` makes none but for a precompiled header,
+        and those lie beside the object.
         """
         if not self.command:
             raise _no_compiler_error()
@@ -91,6 +92,7 @@ class Compiler:
         self._run(
             [*self.supported_flags(self.flags), *extra, "-pipe", "-c", str(source), "-o", str(target)],
             f"compiling {source.name}",
+            TMPDIR=str(target.parent),
         )
 
     def link(self, objects: Sequence[Path], target: Path) -> None:
