@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -181,11 +181,11 @@ def predict_programs(programs: Collection[Program], report: Reporter) -> dict[st
 
 
 def _pass_cost(calls: Mapping[str, int], programs: Mapping[str, Prediction]) -> PassCost:
-    by_limit: Counter[str] = Counter()
+    by_limit: defaultdict[str, float] = defaultdict(float)
     for name, count in calls.items():
         for launch in programs[name].launches:
             for limit, us in launch.path_us.items():
-                by_limit[limit] += us * count  # type: ignore[assignment]
+                by_limit[limit] += us * count
     us = sum(programs[name].total_us * count for name, count in calls.items())
     return PassCost(us, max(by_limit, key=by_limit.__getitem__), calls)
 
