@@ -22,7 +22,7 @@ from aerie.engine.reporter import Reporter
 from aerie.engine.variant_set import GUIDE, VariantSet
 from aerie.multi_launch_builder import Program, program_store
 from aerie.virtual_npu.console import print_table
-from aerie.virtual_npu.timing import NOTE, Prediction, predict
+from aerie.virtual_npu.timing import NOTE, Prediction, TimingError, predict
 from aerie.virtual_npu.timing.prediction import ERROR_FACTORS
 
 LENGTHS = (1024, 8192, 32768)
@@ -171,12 +171,18 @@ def _programs(config: ModelConfig, variant_set: VariantSet, names: Sequence[str]
 
 
 def predict_programs(programs: Collection[Program], report: Reporter) -> dict[str, Prediction]:
-    """The prediction for one call of each program, by name. Raises TimingError."""
+    """The prediction for one call of each program, by name. Raises UserError for one that the model cannot
+    follow."""
     found = {}
     with report.bar("predicting", len(programs)) as step:
         for done, program in enumerate(programs):
             step(program.name, done)
-            found[program.name] = predict(program.text, filename=program.name)
+            try:
+                found[program.name] = predict(program.text, filename=program.name)
+            except TimingError as error:
+                raise UserError(
+                    f"--estimate cannot time {program.name} ({error}): leave --estimate out"
+                ) from error
     return found
 
 

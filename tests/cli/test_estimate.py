@@ -23,7 +23,7 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.llama32_1b.synthetic.shape import SHAPES
 from aerie.runtime import select_backend
-from aerie.virtual_npu.timing import NOTE
+from aerie.virtual_npu.timing import NOTE, TimingError
 
 QUIET = Reporter(terminal=False, quiet=True)
 
@@ -102,6 +102,19 @@ def test_a_model_that_fills_in_blocks_is_refused(capsys: pytest.CaptureFixture[s
     assert main(["compile", "--estimate", "--model", "demo-diffusion"]) == 2
     message = "--estimate predicts a token after a prompt, and this model fills in blocks of "
     assert message in capsys.readouterr().err
+
+
+def test_a_program_that_the_model_cannot_follow_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(text: str, filename: str) -> None:
+        raise TimingError("launch a is inside scf.for")
+
+    monkeypatch.setattr(estimate, "predict", refuse)
+    assert main(["compile", "--estimate", "--seq-len", "64"]) == 2
+    error = capsys.readouterr().err
+    assert "--estimate cannot time " in error
+    assert "(launch a is inside scf.for): leave --estimate out" in error
 
 
 def test_json_without_an_estimate_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
