@@ -258,7 +258,9 @@ Box = list[Interval]
 def _box(use: HerdUse, core: HerdCore) -> Box:
     """What a core touches of a buffer, through views too, which lie in what they are views of."""
     ids = core.ids
-    ranges = replace(INTERVALS, known_value=lambda value: (ids[value],) * 2 if value in ids else None)
+    ranges = replace(
+        INTERVALS, known_value=lambda value: (ids[value],) * 2 if value in ids else None, results={}
+    )
     assert isinstance(use.buffer.type, MemRefType)
     shape = use.buffer.type.get_shape()
     boxes = []
