@@ -130,8 +130,7 @@ class AirParser(Parser):
 
     def parse_optional_type(self) -> TypeAttribute | None:
         """A type. One that was read before, in whatever text, is not read again."""
-        content, start = self.lexer.input.content, self.pos
-        match = _PLAIN_TYPE.match(content, start)
+        match = _PLAIN_TYPE.match(self.lexer.input.content, self.pos)
         if match is None:
             return super().parse_optional_type()
         known = _types.get(match[0])
@@ -139,8 +138,7 @@ class AirParser(Parser):
             self._resume_from(match.end())
             return known
         found = super().parse_optional_type()
-        ends_there = not content[match.end() : self.pos].strip()
-        if found is not None and ends_there and len(match[0]) <= MAX_TYPE_CHARACTERS:
+        if found is not None and len(match[0]) <= MAX_TYPE_CHARACTERS:
             if len(_types) >= MAX_TYPES:
                 _types.clear()
             _types[match[0]] = found
