@@ -59,7 +59,8 @@ def channel_struct(file: CppFile, root: Operation) -> str:
 def _channel(file: CppFile, name: str) -> str:
     extents = [", ".join(map(str, bundle(file, name, is_put))) for is_put in (True, False)]
     shown = string_literal(symbol_name(name))
-    return f"ch_{mangled(name)}{{task_loop, {shown}, {{{extents[0]}}}, {{{extents[1]}}}}}"
+    is_cascade = ", true" if file.channels[name].channel_type == "npu_cascade" else ""
+    return f"ch_{mangled(name)}{{task_loop, {shown}, {{{extents[0]}}}, {{{extents[1]}}}{is_cascade}}}"
 
 
 def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:
