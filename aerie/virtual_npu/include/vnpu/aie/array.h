@@ -195,8 +195,8 @@ class Source final : public Runnable {
   const Route *crossing = nullptr;
   Bytes held;
   int lane = -1;
-  // Tells the trace which arbiters its packet has until a time.
-  void note_arbiters(i64 until);
+  // Tells the trace which arbiters its packet has.
+  void note_arbiters();
 
  private:
   struct Segment {

@@ -239,10 +239,10 @@ void Source::leave(const Route &route) {
   crossing = nullptr;
 }
 
-void Source::note_arbiters(i64 until) {
+void Source::note_arbiters() {
   if (!crossing) return;
   for (int k = 0; k < crossing->table->arbiters; ++k) {
-    if (entered_[k] >= 0) channel->run.trace->had(*crossing->arbiters[k], *this, entered_[k], until);
+    if (entered_[k] >= 0) channel->run.trace->had(*crossing->arbiters[k], *this, entered_[k], -1);
   }
 }
 

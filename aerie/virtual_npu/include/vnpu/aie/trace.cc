@@ -65,7 +65,7 @@ int Trace::lane(int &known, const char *name) {
   for (known = 0; known < lane_count_; ++known) {
     if (strncmp(lanes_[known], name, sizeof(lanes_[0]) - 1) == 0) return known;
   }
-  lanes_ = static_cast<char(*)[120]>(realloc(lanes_, size_t(lane_count_ + 1) * sizeof(lanes_[0])));
+  lanes_ = static_cast<char (*)[120]>(realloc(lanes_, size_t(lane_count_ + 1) * sizeof(lanes_[0])));
   snprintf(lanes_[lane_count_++], sizeof(lanes_[0]), "%s", name);
   return known;
 }
@@ -103,8 +103,8 @@ const char *describe_waiting(const Actor &actor, char *text, size_t capacity, i6
   if (waiting.channel) waiting.channel->describe(name, int(sizeof(name)));
   switch (waiting.kind) {
     case Waiting::kLock:
-      snprintf(text, capacity, "waits for lock %.40s %s %d", waiting.lock->table->name, waiting.at_least ? ">=" : "==",
-               waiting.value);
+      snprintf(text, capacity, "waits for lock %.40s %s %d", waiting.lock->table->name,
+               waiting.at_least ? ">=" : "==", waiting.value);
       return "wait";
     case Waiting::kSend:
     case Waiting::kReceive: {
@@ -116,22 +116,13 @@ const char *describe_waiting(const Actor &actor, char *text, size_t capacity, i6
       else snprintf(text, capacity, "BD of %.60s", channel.array->table.buffer[bd.buffer].name);
       return "bd";
     }
-    case Waiting::kToken:
-      snprintf(text, capacity, "waits for a token of %s", name);
-      return "wait";
-    case Waiting::kQueue:
-      snprintf(text, capacity, "waits for room in the queue of %s", name);
-      return "wait";
+    case Waiting::kToken: snprintf(text, capacity, "waits for a token of %s", name); return "wait";
+    case Waiting::kQueue: snprintf(text, capacity, "waits for room in the queue of %s", name); return "wait";
     case Waiting::kCascadeIn:
-    case Waiting::kCascadeOut:
-      snprintf(text, capacity, "waits for the cascade");
-      return "wait";
+    case Waiting::kCascadeOut: snprintf(text, capacity, "waits for the cascade"); return "wait";
     case Waiting::kStreamIn:
-    case Waiting::kStreamOut:
-      snprintf(text, capacity, "waits for its port");
-      return "wait";
-    default:
-      return nullptr;
+    case Waiting::kStreamOut: snprintf(text, capacity, "waits for its port"); return "wait";
+    default: return nullptr;
   }
 }
 
@@ -233,7 +224,7 @@ void Trace::end(Array &array) {
   last_ = now > last_ ? now : last_;
   for (int i = 0; i < array.cores.size(); ++i) end(*array.cores[i]);
   for (int i = 0; i < array.channels.size(); ++i) {
-    array.channels[i]->source.note_arbiters(now);
+    array.channels[i]->source.note_arbiters();
     end(*array.channels[i]);
   }
   add_counts(array);
@@ -251,8 +242,8 @@ void Trace::put_events(TraceText &text) {
     text.put(i ? ",\n{\"name\": " : "{\"name\": ");
     if (strcmp(event.category, "lock") == 0) {
       text.put_string(lanes_[event.lane]);
-      text.put(", \"cat\": \"lock\", \"ph\": \"C\", \"ts\": %lld, \"pid\": 1, \"args\": {\"value\": %lld}}", (long long)event.begin,
-               (long long)event.bytes);
+      text.put(", \"cat\": \"lock\", \"ph\": \"C\", \"ts\": %lld, \"pid\": 1, \"args\": {\"value\": %lld}}",
+               (long long)event.begin, (long long)event.bytes);
       continue;
     }
     text.put_string(event.name);

@@ -23,7 +23,7 @@ class Trace {
   void had_turn(Actor &actor, i64 begun);
   // Words go on to their receivers, a cycle each.
   void moved(Source &source, i64 bytes);
-  // A packet of a sender has had an arbiter.
+  // A packet of a sender has had an arbiter; `to` is -1 where it still has it.
   void had(Arbiter &arbiter, const Source &source, i64 from, i64 to);
   void changed(Lock &lock);
   // An actor, or a device with all that it has, comes to its end; what is open remains so.
@@ -36,7 +36,7 @@ class Trace {
   struct Event {
     int lane, line;
     i64 begin, end;  // end: -1 while it is open
-    i64 bytes;       // or the value of a lock
+    i64 bytes;  // or the value of a lock
     const char *category;
     char name[88];
   };
