@@ -40,7 +40,7 @@ def designs_page() -> str:
     rows = _rows()
     return page(
         "Designs of other projects",
-        "What modules with `aie.device` of other projects do here, on [the AIE level](../explanation/aie-level.md). "
-        "None of them is in this project.",
+        "What modules with `aie.device` of other projects do here, on [the AIE "
+        "level](../explanation/aie-level.md). None of them is in this project.",
         *(_section(suite, [row for row in rows if row["suite"] == suite]) for suite in SUITES),
     )

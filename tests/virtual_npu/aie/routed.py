@@ -185,7 +185,8 @@ def _move(word: str, number: int, out_words: int) -> str:
 def _switch(words: Sequence[str]) -> list[str]:
     selects: dict[str, str] = {}
     rules: dict[str, list[str]] = {}
-    connections, masters = [], []
+    connections: list[str] = []
+    masters: list[str] = []
 
     def select(name: str) -> str:
         return selects.setdefault(name, f"%a{len(selects)}")
