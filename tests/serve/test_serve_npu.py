@@ -112,8 +112,8 @@ def _read_trace(text: str) -> dict[str, Any]:
     script = PAGE[PAGE.index('"use strict"') : PAGE.index("</script>")]
     script += f"""
       try {{
-        const {{end, lanes, locks, tiles}} = readTrace({json.dumps(text)});
-        console.log(JSON.stringify({{end, lanes, locks, tiles: Object.fromEntries(tiles)}}));
+        const {{tiles, ...others}} = readTrace({json.dumps(text)});
+        console.log(JSON.stringify({{...others, tiles: Object.fromEntries(tiles)}}));
       }} catch (error) {{ console.log(JSON.stringify({{error: error.message}})); }}
     """
     done = subprocess.run([node, "-"], input=script, capture_output=True, text=True, check=True)
@@ -136,7 +136,8 @@ OPENED = [
 
 
 def test_the_page_reads_a_trace_of_a_device() -> None:
-    read = _read_trace(json.dumps({"traceEvents": OPENED}))
+    read = _read_trace(json.dumps({"traceEvents": OPENED, "otherData": {"events_left_out": 7}}))
+    assert read["leftOut"] == 7
     (lane,) = read["lanes"]
     assert (read["end"], lane["place"], lane["bytes"], lane["transfers"]) == (35, "3, 1", 64, 1)
     assert lane["busy"] == [[10, 20, "BD of a, line 4"]]

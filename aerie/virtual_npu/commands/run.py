@@ -389,5 +389,5 @@ def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "traceEvents": [process, *named, *record.get("trace", ())],
         "displayTimeUnit": "ns",
-        "otherData": {"clock": clock},
+        "otherData": {"clock": clock, "events_left_out": record.get("events_left_out", 0)},
     }

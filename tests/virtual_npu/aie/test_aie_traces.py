@@ -107,3 +107,11 @@ def test_a_trace_for_viewers(program: Program, tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text(json.dumps(trace))
     assert "nothing was measured on hardware" in trace["otherData"]["clock"]
     assert {each["ph"] for each in trace["traceEvents"]} == {"M", "X", "C"}
+
+
+@pytest.mark.slow
+def test_a_long_trace_says_how_many_events_it_left_out(program: Program) -> None:
+    record = program.run(np.zeros(8, np.int32), entry="busy", trace=True).record
+    assert record is not None
+    assert (len(record["trace"]), record["events_left_out"] > 0) == (100_000, True)
+    assert chrome_trace(record)["otherData"]["events_left_out"] == record["events_left_out"]

@@ -186,24 +186,30 @@ void Trace::changed(Lock &lock) {
 
 // ---- the end ----
 
-void Trace::add_counts(Array &array) {
-  TraceText tiles(tiles_), channels(channels_);
+namespace {
+
+bool is_same(Place one, Place other) { return one.column == other.column && one.row == other.row; }
+
+void put_channels(TraceText &text, Array &array, bool is_first) {
   for (int i = 0; i < array.channels.size(); ++i) {
     const Channel &channel = *array.channels[i];
     char name[120];
     channel.describe(name, int(sizeof(name)));
-    channels.put("%s{\"name\": ", channels_ || i ? ", " : "");
-    channels.put_string(name);
-    channels.put(", \"transfers\": %lld, \"bytes\": %lld}", (long long)channel.transfers, (long long)channel.bytes);
+    text.put(is_first && i == 0 ? "{\"name\": " : ", {\"name\": ");
+    text.put_string(name);
+    text.put(", \"transfers\": %lld, \"bytes\": %lld}", (long long)channel.transfers, (long long)channel.bytes);
   }
-  bool is_first = !tiles_;
+}
+
+// A tile stands where the first of its channels does.
+void put_tiles(TraceText &text, Array &array, bool is_first) {
   for (int i = 0; i < array.channels.size(); ++i) {
     const Place place = array.channels[i]->table->place;
     i64 in = 0, out = 0, transfers = 0;
     bool is_known = false;
     for (int k = 0; k < array.channels.size(); ++k) {
       const Channel &other = *array.channels[k];
-      if (other.table->place.column != place.column || other.table->place.row != place.row) continue;
+      if (!is_same(place, other.table->place)) continue;
       is_known = is_known || k < i;
       (other.table->sends ? out : in) += other.bytes;
       transfers += other.transfers;
@@ -211,10 +217,18 @@ void Trace::add_counts(Array &array) {
     if (is_known) continue;
     char name[80];
     name_place(name, int(sizeof(name)), place);
-    tiles.put("%s{\"where\": \"%s\", \"bytes_in\": %lld, \"bytes_out\": %lld, \"transfers\": %lld}", is_first ? "" : ", ", name,
-              (long long)in, (long long)out, (long long)transfers);
+    text.put("%s{\"where\": \"%s\", \"bytes_in\": %lld, \"bytes_out\": %lld, \"transfers\": %lld}", is_first ? "" : ", ", name,
+             (long long)in, (long long)out, (long long)transfers);
     is_first = false;
   }
+}
+
+}  // namespace
+
+void Trace::add_counts(Array &array) {
+  TraceText tiles(tiles_), channels(channels_);
+  put_channels(channels, array, !channels_);
+  put_tiles(tiles, array, !tiles_);
   tiles_ = tiles.give();
   channels_ = channels.give();
 }
