@@ -18,9 +18,9 @@ SUITES = {
     "npu-xrt": "mlir-aie's `test/npu-xrt` at 3ca0193c, of 14 August 2026: modules with a host program for "
     "XRT, which says what is expected. The host programs are compiled unchanged. Those below were run one by "
     "one; the rest of the 70 was run in earlier trees only.",
-    "Npu-Embeddings": "Of 34 placed modules of vegah/Npu-Embeddings b4a7deb2, which ran on a board, those that "
-    "were tried. Their kernels are objects that are not in the repository: plain products stand in their "
-    "places, so no numbers are compared. A module that was read is parsed, verified and made into C++.",
+    "Npu-Embeddings": "Of 34 placed modules of vegah/Npu-Embeddings b4a7deb2, which ran on a board, those "
+    "that were tried. Their kernels are objects that are not in the repository: plain products stand in "
+    "their places, so no numbers are compared. A module that was read is parsed, verified and made into C++.",
 }
 
 
