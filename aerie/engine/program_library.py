@@ -139,7 +139,7 @@ class RuntimeOptions:
         if self.seq_len is not None:
             length, has_conv = choose_seq_len(config, self.seq_len), bool(config.layers_with_conv)
             return VariantSet(length, has_conv=has_conv, masks=config.masks)
-        return variant_set_for(config, self.variants, self.decode)
+        return variant_set_for(config, self.variants, self.decode, self.backend.padding_share)
 
     def _parallel_variant_set(self, config: ModelConfig) -> VariantSet:
         """The variants on several devices."""
@@ -149,12 +149,16 @@ class RuntimeOptions:
                 f"{self.world_size} devices share a model without a fallback (FALLBACK), as what one has of "
                 "it is of no use without the others; leave it out, or load the model on one device"
             )
-        blocks = variant_set_for(self.part_config(config), self.variants, self.decode)
+        own, share = self.part_config(config), self.backend.padding_share
+        blocks = variant_set_for(own, self.variants, self.decode, share)
         return replace(blocks, devices=self.world_size)
 
 
-def variant_set_for(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> VariantSet:
-    """These variants, or the model's default. Raises UserError if none has several rows."""
+def variant_set_for(
+    config: ModelConfig, variants: str | None = None, decode: str = GUIDE, padding_share: float = 1.0
+) -> VariantSet:
+    """These variants, or the model's default. padding_share: Backend.padding_share, where they run. Raises
+    UserError if none has several rows."""
     chosen = parse_variants(variants) if variants else default_variants(config.context)
     with_rows = tuple(one for one in chosen if one.rows > 1)
     if not with_rows:
@@ -162,7 +166,7 @@ def variant_set_for(config: ModelConfig, variants: str | None = None, decode: st
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
             "add one, as 8x512"
         )
-    costs, has_conv = CallCosts(config.layer_parameters), bool(config.layers_with_conv)
+    costs, has_conv = CallCosts(config.layer_parameters, padding_share), bool(config.layers_with_conv)
     return VariantSet(0, with_rows, decode, costs, has_conv=has_conv, masks=config.masks)
 
 
