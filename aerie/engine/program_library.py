@@ -25,7 +25,7 @@ from aerie.engine.errors import ConfigError
 from aerie.engine.families import SOME_THAT_RUN
 from aerie.engine.layer_states import check_no_states
 from aerie.engine.model_family import DiffusionConfig
-from aerie.engine.native import prepare_native
+from aerie.engine.native import preparing_native
 from aerie.engine.programs import (
     CONV_PROGRAMS,
     HEADS,
@@ -297,20 +297,22 @@ def compile_programs(
             f"context: {config.context} of the model's {config.max_position_embeddings} positions, "
             f"{config.context_reason}"
         )
-    if remark := prepare_native():
-        report.note(remark)
     own = options.part_config(config)
     needs_head = options.group.rank == 0 and not config.roles.reason_against_answers
     programs = ProgramLibrary(own, options, report, () if needs_head else blocks.lm_heads)
-    if six:
-        programs.add(six, started)
-    else:
-        programs.ensure_compiled(
-            all_program_names(own, blocks)
-            if all_variants
-            else first_program_names(blocks, options.prompt_tokens)
-        )
-        programs.ensure_compiled(blocks.batch_programs if all_variants and blocks.decode_path == ROWS else ())
+    with preparing_native() as native:
+        if six:
+            programs.add(six, started)
+        else:
+            programs.ensure_compiled(
+                all_program_names(own, blocks)
+                if all_variants
+                else first_program_names(blocks, options.prompt_tokens)
+            )
+            more = blocks.batch_programs if all_variants and blocks.decode_path == ROWS else ()
+            programs.ensure_compiled(more)
+        if remark := native.result():
+            report.note(remark)
     return programs
 
 
