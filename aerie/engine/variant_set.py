@@ -96,7 +96,9 @@ class VariantSet:
         if self.seq_len:
             return plan(tokens, past, [FullPrefill(self.seq_len, self.seq_len)])
         fitting = [one for one in self.variants if recompute or not past or one.rows < one.context]
-        return plan(tokens, past, fitting, self.costs)
+        if self.costs is None:
+            return plan(tokens, past, fitting)
+        return plan(tokens, past, fitting, self.costs, self.costs.spared_by_padding)
 
     def tail_call(self, call: VariantCall, tokens: range) -> VariantCall | None:
         """A call with fewer rows for these tokens of `call`; None if it would save little. tokens: indices
