@@ -106,6 +106,11 @@ class ModelConfig:
         return replace(self, max_positions=most, rope_scaling=rule)
 
     @property
+    def is_long(self) -> bool:
+        """Whether all texts of the session are turned by longrope's frequencies of long ones."""
+        return isinstance(self.rope_scaling, LongRopeScaling) and self.rope_scaling.is_long
+
+    @property
     def architecture(self) -> str:
         """The class of transformers with the same layers."""
         return self.family.architecture
