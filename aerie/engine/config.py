@@ -19,7 +19,7 @@ from aerie.engine.layer_states import LayerStates
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.numerics import bf16
 from aerie.engine.pooling import TextRoles
-from aerie.engine.rope import LongRopeScaling, RopeScaling, read_rule
+from aerie.engine.rope import LongRopeScaling, RopeScaling, YarnScaling, read_rule
 from aerie.engine.text_roles import read_roles
 from aerie.engine.unsupported_models import ACTIVATION_ENTRIES, check_sizes, check_supported
 from aerie.kernel_builder.activations import GELU, SILU
@@ -48,6 +48,7 @@ LIMITS = {
     "windows",
     "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; with a "
     "larger --max-model-len all texts are turned by the other set",
+    "llama_4_scaling_beta": "RoPE's original length, beyond which queries grow with their position",
     "--max-model-len": "as many as the flag allows",
 }
 """What may limit the context, mostly entries of config.json, and the reason."""
@@ -136,7 +137,10 @@ class ModelConfig:
         """Positions by the entry that limits them; of equal ones the first is used."""
         turned = self.rope_scaling.positions if self.rope_scaling else None
         window = self.sliding_window if self.diffusion else None
-        given = (self.max_position_embeddings, window, turned, self.max_positions)
+        rule = self.rope_scaling
+        is_growing = isinstance(rule, YarnScaling) and rule.llama_4_scaling_beta
+        growing = rule.original_max_position_embeddings if is_growing else None
+        given = (self.max_position_embeddings, window, turned, growing, self.max_positions)
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property
@@ -276,7 +280,7 @@ def load_config(folder: Path) -> ModelConfig:
         "max_position_embeddings", default=family.default_positions, most=MAX_POSITIONS
     )
     check_sizes(config, family, head_dim, positions)
-    (rope, local), part = _ropes(config), 1.0
+    (rope, local), part = _ropes(config, family), 1.0
     window = _window(config, family)
     without_rope = _layers_without_rope(config, family, layers)
     windowed = _layers_with_window(config, family, layers, without_rope) if window else frozenset()
@@ -495,9 +499,11 @@ FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
 """Kinds of layers in `layer_types`, and in `rope_parameters` where it has RoPE by kind of layer."""
 
 
-def _ropes(config: ConfigReader) -> tuple[ConfigReader, ConfigReader | None]:
+def _ropes(config: ConfigReader, family: ModelFamily) -> tuple[ConfigReader, ConfigReader | None]:
     """RoPE entries of the layers, and of those with sliding attention where these have their own."""
     parameters = config.child("rope_parameters")
+    if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
+        parameters = ConfigReader(config.path, family.default_rope)
     kinds = [kind for kind in (FULL, SLIDING) if isinstance(parameters.get(kind), dict)]
     if not kinds:
         return _rope(config, parameters), None

@@ -136,16 +136,10 @@ OTHER_ARCHITECTURES = (
         "Phi-3-mini and medium run",
     ),
     ("phi", "it adds attention and FFN side by side, after a LayerNorm"),
-    (
-        "olmo3",
-        "its layers are those of OLMo 2, with windows and RoPE of their own in some: a file of its family is "
-        "what it takes; OLMo 2 runs",
-    ),
     ("olmo exaone4", "its norms stand after attention and FFN, or have no weights"),
     ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),
     ("glm", "it turns neighbouring elements of a part of each head"),
     ("minicpm", "it multiplies embeddings, residuals and logits by factors"),
-    ("ministral", "windows alternate with whole attention: a file of its family is what it takes"),
     (
         "gpt opt bloom mpt falcon starcoder stablelm persimmon nemotron",
         "it has LayerNorm, learned positions or an FFN without a gate",
