@@ -124,11 +124,23 @@ OTHER_ARCHITECTURES = (
     ),
     ("llada dream", "it fills the whole text in at once, and block diffusion goes block by block"),
     (
-        "mamba jamba bamba falconh1 lfm rwkv nemotronh qwen3next qwen35 kimilinear recurrent",
+        "qwen35",
+        "three of four layers have linear attention, whose state of a head is a matrix: a kernel that "
+        "updates it, and a place for it at the end of each page of keys and values, are what it takes; "
+        "Qwen3 runs",
+    ),
+    (
+        "mamba jamba bamba falconh1 lfm rwkv nemotronh qwen3next kimilinear recurrent",
         "it has layers that keep a state instead of keys and values",
     ),
     ("gemma2", "it caps scores and logits: launches that cap are what it takes; Gemma 3 runs"),
-    ("gemma3n gemma4", "it has embeddings of each layer, and layers that share keys and values"),
+    ("gemma3n", "it has embeddings of each layer, and layers that share keys and values"),
+    (
+        "gemma4",
+        "it has heads of two widths, embeddings of each layer, and layers that read the keys and values of "
+        "others: programs for a second shape, a launch for these embeddings, and a cache that layers share "
+        "are what it takes; Gemma 3 runs",
+    ),
     ("gemma", "its norms multiply by 1 + weight, with another rounding of its embeddings; Gemma 3 runs"),
     (
         "phi3small",

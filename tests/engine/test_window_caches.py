@@ -135,7 +135,7 @@ def moved(config: Any, rows: int, end: int) -> int:
 def test_tiles_that_no_row_sees_are_not_moved(gemma_1b: Any) -> None:
     """At 8192 tokens, with windows of 512 in five of six layers: as counted for the programs that run."""
     full = replace(gemma_1b, sliding_window=None, layers_with_window=frozenset())
-    assert moved(gemma_1b, 8, 8192) < 0.28 * moved(full, 8, 8192)
+    assert moved(gemma_1b, 8, 8192) < 0.25 * moved(full, 8, 8192)
     assert moved(gemma_1b, 128, 8192) < 0.28 * moved(full, 128, 8192)
 
 
@@ -146,10 +146,11 @@ def test_a_context_holds_the_rows_of_its_program(gemma_1b: Any) -> None:
         for past in (0, 500, 4000):
             for call in blocks.plan(tokens, past):
                 assert all(call.variant <= context <= call.context for context in blocks.contexts_of(call))
-    cache = GatheredCache(cast(Any, None), blocks.gathered_contexts, gemma_1b.masks.windows)
+    windows, more = gemma_1b.masks.windows, blocks.window_contexts
+    cache = GatheredCache(cast(Any, None), blocks.gathered_contexts, windows, more)
     assert cache.contexts_for([range(4000, 4513)], 2048) == (2048, 8192)
-    assert cache.contexts_for([range(4000, 4513)]) == (2048, 8192)
-    assert cache.contexts_for([range(4000, 4001)]) == (1024, 4096)
+    assert cache.contexts_for([range(4000, 4513)]) == (1536, 8192)
+    assert cache.contexts_for([range(4000, 4001)]) == (768, 4096)
 
 
 def test_programs_of_windows_are_compiled_with_all_variants(gemma_1b: Any) -> None:
@@ -157,12 +158,12 @@ def test_programs_of_windows_are_compiled_with_all_variants(gemma_1b: Any) -> No
     blocks = variant_set_for(gemma_1b, "8,1024x8192")
     names = {name for name in all_program_names(gemma_1b, blocks) if "attn" in name}
     assert names == {
-        "cached_attn_ar8_cl1024",
+        *(f"cached_attn_ar8_cl{context}" for context in (768, 1024, 8192)),
+        *(f"cached_attn_ar1024_cl{context}" for context in (1024, 1536, 2048, 8192)),
+    }
+    calls = blocks.plan(1024, 4000)
+    assert {name for name in blocks.programs_for_calls(calls, last_only=True) if "attn" in name} == {
         "cached_attn_ar8_cl8192",
         "cached_attn_ar1024_cl2048",
         "cached_attn_ar1024_cl8192",
-    }
-    calls = blocks.plan(1024, 4000)
-    assert {name for name in blocks.programs_for_calls(calls, last_only=True) if "attn" in name} == names - {
-        "cached_attn_ar8_cl1024"
     }

@@ -1,0 +1,35 @@
+"""The gate on Gemma 3 270M, where it was pulled (`aerie pull gemma3-270m`): no test fetches it, as its terms
+must be agreed to first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aerie.cli import package_models
+
+POSITIONS = 24
+"""Of a prompt and its answer. With more the reference, in bf16 and in float32, takes minutes."""
+
+
+@pytest.fixture
+def gemma3_270m(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The GGUF file where a user has it; what the test writes goes elsewhere."""
+    if not package_models.is_fetched("gemma3-270m"):
+        pytest.skip("gemma3-270m is not here: aerie pull gemma3-270m")
+    file = package_models.package_file("gemma3-270m")
+    monkeypatch.setenv("AERIE_CACHE", str(tmp_path))
+    return file
+
+
+@pytest.mark.slow
+def test_gemma3_270m_against_transformers(command_line, gemma3_270m: Path, tmp_path: Path) -> None:
+    """Two prompts, and every step of every layer, of the model and of random weights in its shape."""
+    words = f"verify --model {gemma3_270m} --backend virtual --max-model-len {POSITIONS} --out {tmp_path}"
+    done = command_line("verify", words)
+    assert (done.status, done.out.splitlines()[-1]) == (0, "[verify] PASS")
+    record = json.loads((tmp_path / f"verify-{gemma3_270m.name}-virtual-exact.json").read_text())
+    assert len(record["prompts"]) == 2
+    assert [one["model"] for one in record["ladders"]][:4:2] == ["the model", "in few rows"]
