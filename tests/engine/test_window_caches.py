@@ -46,12 +46,16 @@ def folder(make_checkpoint: Callable[..., Path]) -> Path:
     return make_checkpoint(**SMALL)
 
 
-@pytest.fixture(scope="module")
-def session(folder: Path) -> Session:
+def opened(folder: Path) -> Session:
     options = RuntimeOptions(
         None, select_backend("virtual"), default_cache_dir(), variants="8,128x2048", decode="rows"
     )
     return prepare_runtime(open_checkpoint(folder), options, Reporter())
+
+
+@pytest.fixture(scope="module")
+def session(folder: Path) -> Session:
+    return opened(folder)
 
 
 def contexts(cache: Any) -> tuple[int, ...]:
@@ -77,19 +81,29 @@ def bits(model: LoadedModel, tokens: list[int], chunk: int) -> tuple[bytes, tupl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("window", "length", "own", "all_positions"), [(WINDOW, 600, 512, 768), (500, 900, 768, 1024)]
+)
 def test_the_bits_are_those_of_a_cache_of_all_positions(
-    against: ModuleType, session: Session, monkeypatch: pytest.MonkeyPatch
+    against: ModuleType,
+    make_checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    window: int,
+    length: int,
+    own: int,
+    all_positions: int,
 ) -> None:
     """However the text is cut, at whatever position a span begins, and where it moves on."""
-    tokens = against.random_tokens(session.model, 600)
+    session = opened(make_checkpoint(**SMALL | {"sliding_window": window}))
+    tokens = against.random_tokens(session.model, length)
     with monkeypatch.context() as patch:
         for module in (variant_set, window_cache):
             patch.setattr(module, "positions_needed", lambda window, new: aligned(new.stop))
         patch.setattr(WindowCache, "_origin", lambda self, new: 0)
-        expected, whole = bits(session.model, tokens, 560)
-    assert whole == (1024, 2048)
-    for chunk in (560, 128, 77):
-        assert bits(session.model, tokens, chunk) == (expected, (512, 2048))
+        expected, whole = bits(session.model, tokens, length - 40)
+    assert whole == (all_positions, 2048)
+    for chunk in (length - 40, 128, 77):
+        assert bits(session.model, tokens, chunk) == (expected, (own, 2048))
 
 
 def test_what_a_window_needs() -> None:
