@@ -229,7 +229,7 @@ def _text_part(config: ConfigReader) -> str:
     kind = part.get("model_type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind not in FAMILIES:
         kind = kind.removesuffix("_text").removesuffix("_vl").replace("qwen2_5", "qwen2")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         return ""
     return f"; its text part is of the kind {kind}, which runs: fetch the model of text that it was made from"
 

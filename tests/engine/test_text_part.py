@@ -136,7 +136,7 @@ def test_mistral_small_and_ministral_3(
         assert (name, tensor.read().tobytes()) == (other, expected.read().tobytes())
 
 
-@pytest.mark.parametrize("part", [3, {"model_type": "llama"}])
+@pytest.mark.parametrize("part", [3, {"model_type": "llama"}, {"model_type": [1]}])
 def test_another_text_part_is_refused_by_name(with_images: Any, part: Any) -> None:
     folder = with_images("language_model.model.")
     entries = json.loads((folder / "config.json").read_text()) | {"text_config": part}
