@@ -288,7 +288,7 @@ def test_a_fact_that_makes_another_model_is_refused_by_its_name(load, fact, want
         ),
         ("InternVLChatModel", {"llm_config": {"model_type": "qwen3"}}, "of the kind qwen3, which runs"),
         (
-            "Mistral3ForConditionalGeneration",
+            "LlavaNextForConditionalGeneration",
             {"text_config": {"model_type": "mistral"}},
             "of the kind mistral, which runs: fetch the model of text that it was made from; only",
         ),
