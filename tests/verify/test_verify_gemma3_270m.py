@@ -15,12 +15,12 @@ POSITIONS = 16
 
 
 @pytest.fixture
-def gemma3_270m(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The GGUF file where a user has it; what the test writes goes elsewhere."""
+def gemma3_270m(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The GGUF file where a user has it; programs are kept with those of other tests."""
     if not package_models.is_fetched("gemma3-270m"):
         pytest.skip("gemma3-270m is not here: aerie pull gemma3-270m")
     file = package_models.package_file("gemma3-270m")
-    monkeypatch.setenv("AERIE_CACHE", str(tmp_path))
+    monkeypatch.setenv("AERIE_CACHE", str(own_cache / "aerie"))
     return file
 
 
