@@ -142,8 +142,9 @@ class ModelConfig:
         turned = self.rope_scaling.positions if self.rope_scaling else None
         window = self.sliding_window if self.diffusion else None
         rule = self.rope_scaling
-        is_growing = isinstance(rule, YarnScaling) and rule.llama_4_scaling_beta
-        growing = rule.original_max_position_embeddings if is_growing else None
+        growing = None
+        if isinstance(rule, YarnScaling) and rule.llama_4_scaling_beta:
+            growing = rule.original_max_position_embeddings
         given = (self.max_position_embeddings, window, turned, growing, self.max_positions)
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
