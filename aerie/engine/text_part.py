@@ -35,8 +35,10 @@ def text_entries(entries: Mapping[str, Any]) -> Mapping[str, Any]:
     """The entries of the text part, where the class is one of TEXT_PARTS; else those that were given."""
     names, part = entries.get("architectures"), entries.get("text_config")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    kind = part.get("model_type") if isinstance(part, dict) else None
-    if not isinstance(name, str) or not isinstance(kind, str) or (name, kind) not in TEXT_PARTS:
+    if not isinstance(name, str) or not isinstance(part, dict):
+        return entries
+    kind = part.get("model_type")
+    if not isinstance(kind, str) or (name, kind) not in TEXT_PARTS:
         return entries
     architecture, defaults = TEXT_PARTS[name, kind]
     beside = {each: entries[each] for each in OF_THE_WHOLE if each in entries}
