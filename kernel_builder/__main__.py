@@ -220,7 +220,7 @@ def _tune(options: argparse.Namespace, rest: list[str]) -> int:
         if each.misfit:
             print(f"does not fit {options.device}: {_words(each.schedule)}: {each.misfit}")
     print(_tuned_line(found))
-    print(f"{len(found.timed)} forms timed, {found.refused} refused; {NOTE}; {HOW_SURE}")
+    print(f"forms timed: {len(found.timed)}, refused: {found.refused}", NOTE, HOW_SURE, sep="\n")
     return 0
 
 
@@ -237,9 +237,8 @@ def _words(schedule: Parameters) -> str:
 
 def _tuned_line(found: tuning.Tuning) -> str:
     if found.best == found.default:
-        return (
-            f"no form that fits is faster by {tuning.LEAST_GAIN:.0%} than what the kernel chooses by itself"
-        )
+        least = f"{100 * tuning.LEAST_GAIN:g} %"
+        return f"no form that fits is {least} faster than what the kernel chooses by itself"
     return (
         f"choice: {_words(found.best.schedule)}: {found.best.us:.1f} us in place of "
         f"{found.default.us:.1f} us, {found.gain:.2f} times as fast"

@@ -140,8 +140,9 @@ def test_the_command_prints_the_choice(capsys: pytest.CaptureFixture[str]) -> No
     assert lines[4].startswith("(what it chooses by itself)")
     assert lines[5].startswith("choice: --herd-x=8: ")
     assert lines[5].endswith(" times as fast")
-    assert NOTE in lines[6]
-    assert "compilers for the NPU have not" in lines[6]
+    assert lines[6] == "forms timed: 4, refused: 1"
+    assert lines[7] == NOTE
+    assert "compilers for the NPU have not" in lines[8]
 
 
 @pytest.mark.usefixtures("one_kernel")
