@@ -203,7 +203,7 @@ def test_a_schedule_changes_no_bit(name: str) -> None:
     arrays = random_arrays(spec, shape, np.random.default_rng(3))
     expected = run(spec.build(**shape), arrays)
     (result,) = expected
-    for schedule in list(tuning.open_schedules(spec, shape))[:4]:
+    for schedule in list(tuning.open_schedules(spec, shape))[:3]:
         assert (
             run(spec.build(**{**shape, **schedule}), arrays)[result].tobytes() == expected[result].tobytes()
         )
