@@ -15,7 +15,7 @@ CLOCK = "clock_ghz"
 BOXES: Mapping[str, Mapping[str, float]] = {"STX-EMB": {"ddr_gb_s": 39.3, "dispatch_us": 140.0}}
 """Parameters of a box that differ from the table's, where its owner published a law of them. STX-EMB, under
 Windows: the slope of streaming (vegah/LLMNpuTest), and the intercept of fits of GEMMs
-(vegah/Npu-Embeddings). No test row has a part in them.
+(vegah/Npu-Embeddings), which its owner made from GEMMs that are partly test rows here.
 """
 
 
