@@ -5,11 +5,13 @@
     check KERNEL [--param=value ...]      its results on the virtual NPU, compared with its reference; and
                                           whether it fits the device
     preflight KERNEL|FILE [--param=value ...]   what it uses of the device, and whether that fits
+    tune KERNEL [--param=value ...]       tiles and cores, chosen by the time predicted for the device
     numerics [--size N]                   errors published for an NPU, and those on the virtual NPU
 
 Missing parameters have the values of the kernel's first case; `none` means None. Without any, `check` runs
 every case. Errors go to standard error. The exit status is 1 if a result is out of tolerance, an error
 differs from the published one, or a kernel fails while it runs; 2 if something is refused or cannot be built.
+`tune` runs nothing: its times are predictions. A parameter that is given stays as it is.
 `check` prints one line about a case that does not fit the device; `preflight` prints all of it.
 """
 
@@ -31,15 +33,20 @@ from aerie.common.progress import working
 from aerie.common.text_tables import text_table
 from aerie.device import check
 from aerie.device.npu2 import DEVICES, NPU2
-from aerie.kernel_builder import published_errors
+from aerie.kernel_builder import published_errors, tuning
 from aerie.kernel_builder.arguments import KernelBuilderError
 from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.spec import KernelDifference, KernelModule, KernelSpec, Parameters
 from aerie.kernel_builder.testing import compare
 from aerie.virtual_npu import ProgramError, VirtualNpuRuntimeError
-from aerie.virtual_npu.console import print_table
+from aerie.virtual_npu.console import print_json, print_table
+from aerie.virtual_npu.timing import NOTE
 
 WRONG_RESULT, REFUSED = 1, 2
+HOW_SURE = (
+    "the static check has seen the choice, compilers for the NPU have not: run make test-toolchain after a "
+    "change of defaults"
+)
 
 
 class UsageError(KernelBuilderError):
@@ -79,6 +86,20 @@ def _parser() -> argparse.ArgumentParser:
         "--device", default=NPU2.name, choices=sorted(DEVICES), help=f"the device (default: {NPU2.name})"
     )
     fit.set_defaults(run=_preflight)
+    tuner = commands.add_parser(
+        "tune", help="choose a kernel's tiles and cores by the time predicted for the device"
+    )
+    tuner.add_argument("kernel")
+    tuner.add_argument(
+        "--for",
+        dest="device",
+        default=NPU2.name,
+        choices=[NPU2.name],
+        help="the device (default: %(default)s, the one with a timing model)",
+    )
+    tuner.add_argument("--top", type=_count, default=5, metavar="N", help="forms to show (default: 5)")
+    tuner.add_argument("--json", action="store_true", help="print one line of JSON")
+    tuner.set_defaults(run=_tune)
     errors = commands.add_parser("numerics", help="errors published for an NPU, and those on the virtual NPU")
     errors.add_argument(
         "--size",
@@ -174,6 +195,54 @@ def _preflight(options: argparse.Namespace, rest: list[str]) -> int:
         for fault in findings:
             print(f"{level}: {fault}", file=sys.stderr)
     return 0 if report.ok else REFUSED
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of forms; give a whole number of 1 or more")
+    return int(text)
+
+
+def _tune(options: argparse.Namespace, rest: list[str]) -> int:
+    spec = _spec(options.kernel)
+    parameters = _parameters(spec, rest)
+    with working(f"tuning {spec.name}") as report:
+        found = tuning.tune(spec, parameters, report)
+    if options.json:
+        print_json(found.to_json())
+        return 0
+    shown = list(found.timed[: options.top])
+    shown += [each for each in (found.best, found.default) if each not in shown]
+    title = f"{spec.name} {_parameters_text(parameters)} on {options.device}, predicted"
+    header = ("tiles and cores", "us", "limited by", "TFLOP/s", "DDR GB/s", "")
+    print_table(title, header, [_tuned_row(found, each) for each in shown], "<><>><", sys.stdout)
+    for each in shown:
+        if each.misfit:
+            print(f"does not fit {options.device}: {_words(each.schedule)}: {each.misfit}")
+    print(_tuned_line(found))
+    print(f"forms timed: {len(found.timed)}, refused: {found.refused}", NOTE, HOW_SURE, sep="\n")
+    return 0
+
+
+def _tuned_row(found: tuning.Tuning, each: tuning.TimedSchedule) -> tuple[str, ...]:
+    verdict = "choice" if each == found.best else "does not fit" if each.misfit else ""
+    figures = (f"{each.us:.1f}", each.limited_by, f"{each.tflop_s:.2f}", f"{each.ddr_gb_s:.1f}")
+    return (_words(each.schedule), *figures, verdict)
+
+
+def _words(schedule: Parameters) -> str:
+    words = " ".join(f"--{name.replace('_', '-')}={value}" for name, value in schedule.items())
+    return words or "(what it chooses by itself)"
+
+
+def _tuned_line(found: tuning.Tuning) -> str:
+    if found.best == found.default:
+        least = f"{100 * tuning.LEAST_GAIN:g} %"
+        return f"no form that fits is {least} faster than what the kernel chooses by itself"
+    return (
+        f"choice: {_words(found.best.schedule)}: {found.best.us:.1f} us in place of "
+        f"{found.default.us:.1f} us, {found.gain:.2f} times as fast"
+    )
 
 
 def _numerics(options: argparse.Namespace, rest: list[str]) -> int:

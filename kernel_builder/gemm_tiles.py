@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DType, IllegalShapeError
 from aerie.kernel_builder.dsl import Index, bf16, f32
-from aerie.kernel_builder.spec import largest_divisor, require_multiple
+from aerie.kernel_builder.spec import divisors, largest_divisor, require_multiple
 from aerie.virtual_npu.codegen.vector_sums import GROUP_STEPS
 
 MMUL_BLOCK = 8
@@ -26,6 +26,8 @@ MAX_TILE_M, MAX_TILE_N = 32, 128
 MAX_TILE_M_F32 = 64
 """Upstream's best for an f32 result, which has no such copy."""
 MAX_TILE_K_L1, MAX_TILE_K_L2 = 32, 256
+MAX_TRIED_TILE_M, MAX_TRIED_TILE_N, MAX_TRIED_TILE_K_L1 = 128, 256, 64
+"""The largest tiles that a tuner tries."""
 MAX_PIECES = 18
 """Maximum descriptors with which one memtile channel sends K in pieces to L1. A memtile has 24 for its even
 channels, and 24 for the odd ones; the input from L3 and the path of c take up to six.
@@ -183,6 +185,30 @@ def choose_tiles(
     _check_division(tiles, m, k, n, device)
     _check_memory("gemm", tiles, device)
     return tiles
+
+
+def schedules(
+    m: int, k: int, n: int, out: DType = bf16, device: DeviceModel = NPU2
+) -> Iterator[dict[str, int]]:
+    """Tiles to try for a GEMM: for each height and depth of a core's tile the widest that fits L1, since
+    narrower ones only read more. K is cut so that a CPU's sums stay the same (GROUP_STEPS)."""
+    depths = divisors(k, MAX_TRIED_TILE_K_L1, GROUP_STEPS if k % GROUP_STEPS == 0 else MMUL_BLOCK)
+    heights = divisors(m, MAX_TRIED_TILE_M, MMUL_BLOCK if m % (2 * MMUL_BLOCK) else 2 * MMUL_BLOCK)
+    for tile_m, tile_k_l1 in itertools.product(heights, depths):
+        widths = [
+            tile_n
+            for tile_n in divisors(n, MAX_TRIED_TILE_N, MMUL_BLOCK)
+            if GemmTiles(tile_m, tile_k_l1, tile_k_l1, tile_n, 1, 1, out).l1_bytes <= device.l1_budget
+        ]
+        if widths:
+            yield {"tile_m": tile_m, "tile_n": widths[-1], "tile_k_l1": tile_k_l1}
+
+
+def row_schedules(k: int, n: int) -> Iterator[dict[str, int]]:
+    """Tiles to try for a product of few rows."""
+    depths = divisors(k, MAX_TRIED_TILE_K_L1, GROUP_STEPS if k % GROUP_STEPS == 0 else MMUL_BLOCK)
+    for tile_n, tile_k_l1 in itertools.product(divisors(n, MAX_TILE_N, 2 * MMUL_BLOCK), depths):
+        yield {"tile_n": tile_n, "tile_k_l1": tile_k_l1}
 
 
 def choose_row_tiles(m: int, k: int, n: int, device: DeviceModel = NPU2, **given: int | None) -> GemmTiles:

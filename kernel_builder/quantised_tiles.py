@@ -9,14 +9,14 @@ Sums over K are made in the same order.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from aerie.device.npu2 import DeviceModel
 from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.dsl import bf16, f32
 from aerie.kernel_builder.gemm_tiles import MMUL_BLOCK, GemmTiles
-from aerie.kernel_builder.spec import largest_divisor, require_multiple
+from aerie.kernel_builder.spec import divisors, largest_divisor, require_multiple
 from aerie.kernel_builder.weight_blocks import BLOCK_COLUMNS, BLOCK_ROWS, WeightBlock
 
 COLUMNS_STEP = 64
@@ -57,6 +57,18 @@ def choose_row_tiles(
     tiles = _largest(whole, k, tile_n, block, device)
     _check(tiles, m, n, block, device)
     return tiles
+
+
+def schedules(m: int, n: int) -> Iterator[dict[str, int]]:
+    """Tiles to try for a GEMM."""
+    rows = divisors(m, gemm_tiles.MAX_TRIED_TILE_M, MMUL_BLOCK)
+    for tile_m, tile_n in itertools.product(rows, divisors(n, gemm_tiles.MAX_TRIED_TILE_N, BLOCK_ROWS)):
+        yield {"tile_m": tile_m, "tile_n": tile_n}
+
+
+def row_schedules(n: int) -> Iterator[dict[str, int]]:
+    """Tiles to try for a product of few rows."""
+    return ({"tile_n": tile_n} for tile_n in divisors(n, gemm_tiles.MAX_TILE_N, BLOCK_ROWS))
 
 
 def _largest(

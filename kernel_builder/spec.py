@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -173,6 +173,9 @@ class KernelSpec:
     sums_may_reorder: whether it sums products of matrices, which the virtual NPU's fast paths may do in
     another order. unproven_forms: forms that it uses (docs/dev/lowering.md) and no upstream file
     shows.
+    schedules(parameters): what else the kernel may choose where parameters leave it open: tiles and cores,
+    each as the parameters that fix them. All give the same bits. Illegal ones among them are refused by
+    build; None means that there is nothing to choose.
     """
 
     name: str
@@ -187,6 +190,7 @@ class KernelSpec:
     allowance: Allowance | None = None
     sums_may_reorder: bool = False
     unproven_forms: tuple[str, ...] = ()
+    schedules: Callable[[Parameters], Iterator[dict[str, int]]] | None = None
 
     @property
     def title(self) -> str:
@@ -212,6 +216,12 @@ def largest_divisor(value: int, limit: int, multiple_of: int = 1) -> int:
         if value % candidate == 0:
             return candidate
     raise IllegalShapeError(f"{value} has no divisor up to {limit} that is a multiple of {multiple_of}")
+
+
+def divisors(value: int, limit: int, multiple_of: int = 1) -> list[int]:
+    """The divisors of `value` up to `limit` that are multiples of `multiple_of`, in order."""
+    steps = range(multiple_of, min(value, limit) + 1, multiple_of)
+    return [candidate for candidate in steps if value % candidate == 0]
 
 
 def require_multiple(kernel: str, name: str, value: int, step: int, reason: str) -> None:

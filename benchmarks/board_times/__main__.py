@@ -22,7 +22,9 @@ from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common.errors import UserError
 from aerie.common.text_tables import compact_table, print_tables
 from aerie.virtual_npu.timing import DEFAULT
+from aerie.virtual_npu.timing.calibration import FIT_EVENTS
 from aerie.virtual_npu.timing.fit import Predict, fit, parameter_ranges
+from aerie.virtual_npu.timing.model import EVENTS_ENOUGH
 from benchmarks.board_times import baselines, models
 from benchmarks.board_times.errors import Predicted, Summary, factor_of, summarize
 from benchmarks.board_times.measurements import (
@@ -57,6 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--clock", action="store_true", help="also refit the clock of each box, on its test rows"
     )
+    parser.add_argument(
+        "--events",
+        type=int,
+        default=EVENTS_ENOUGH,
+        metavar="N",
+        help="events of a launch that are replayed (default: %(default)s); with fewer, a large launch is "
+        "extrapolated from fewer points, in less time",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE.svg", help="write a plot of predicted over measured"
@@ -68,10 +78,14 @@ def build_parser() -> argparse.ArgumentParser:
 def compare(arguments: argparse.Namespace) -> int:
     """Predict every row that can be built, and print the errors by class."""
     rows = choose(read_measurements(), arguments.kernels)
-    model, values = models.TimingModel(), models.start_values()
+    model, values = models.TimingModel(arguments.events), models.start_values()
     if arguments.fit:
         values, _ = fit(
-            fit_rows(rows), model, values, parameter_ranges(), lambda line: print(line, file=sys.stderr)
+            fit_rows(rows),
+            models.TimingModel(FIT_EVENTS),
+            values,
+            parameter_ranges(),
+            lambda line: print(line, file=sys.stderr, flush=True),
         )
     predictors = {"model": lambda row: model(row, values), **all_baselines(rows)}
     if arguments.clock:

@@ -18,7 +18,6 @@ from aerie.kernel_builder.kernels import (
     gemm,
     gemv,
     narrow,
-    rms_norm,
     rope,
     swiglu,
 )
@@ -28,6 +27,7 @@ from aerie.multi_launch_builder.program_store import load_programs
 from aerie.multi_launch_builder.shapes import LLAMA_3_2_1B
 from benchmarks.board_times.board_gemm import BoardGemm, build_board_gemm
 from benchmarks.board_times.board_gemv import build_board_gemv
+from benchmarks.board_times.board_rms_norm import build_board_rms_norm
 from benchmarks.board_times.gelu import build_gelu
 from benchmarks.board_times.measurements import Measurement
 
@@ -94,7 +94,7 @@ def _rope(row: Measurement) -> BoardProgram:
 
 
 def _rms_norm(row: Measurement) -> BoardProgram:
-    return _plain(rms_norm.build(row.shape["rows"], row.shape["cols"], 1e-5, _columns_only(row)))
+    return _plain(build_board_rms_norm(row.shape["rows"], row.shape["cols"], _columns_only(row)))
 
 
 def _gemv(row: Measurement) -> BoardProgram:

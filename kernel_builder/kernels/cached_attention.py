@@ -24,7 +24,7 @@ K and V are held once (`--omit-ping-pong-transform=all`), which leaves L1 to the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,7 @@ from aerie.kernel_builder.spec import (
     KernelModule,
     KernelSpec,
     Parameters,
+    divisors,
     require_multiple,
 )
 from aerie.kernel_builder.values import ArgumentType, ExternalFunction
@@ -352,6 +353,14 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
+def schedules(parameters: Parameters) -> Iterator[dict[str, int]]:
+    """Query tiles to try: heads by positions. The stages change last bits, and stay."""
+    group = parameters["n_heads"] // parameters["n_kv_heads"]
+    for heads, positions in itertools.product(divisors(group, group), divisors(parameters["n"], MAX_Q_ROWS)):
+        if heads * positions % MMUL_BLOCK == 0 and heads * positions <= MAX_Q_ROWS:
+            yield {"heads": heads, "positions": positions}
+
+
 KERNEL = KernelSpec(
     name="cached_attention",
     build=build,
@@ -371,4 +380,5 @@ KERNEL = KernelSpec(
     rows="",
     sums_may_reorder=True,
     allowance=flash_attention.KERNEL.allowance,
+    schedules=schedules,
 )

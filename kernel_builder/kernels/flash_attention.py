@@ -16,7 +16,7 @@ run-time parameter. The mask is a rule of positions: causal, or none.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ from aerie.kernel_builder.spec import (
     KernelSpec,
     Parameters,
     Tolerance,
+    divisors,
     largest_divisor,
     require_multiple,
 )
@@ -314,6 +315,15 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
+def schedules(parameters: Parameters) -> Iterator[dict[str, int]]:
+    """Query tiles to try. The rows of a K/V tile and the stages change last bits, and stay."""
+    lq = parameters["lq"]
+    for num_q_tiles in divisors(lq, NPU2.columns):
+        for rows in Q_ROWS:
+            if lq % (rows * num_q_tiles) == 0:
+                yield {"lqp": rows * num_q_tiles, "num_q_tiles": num_q_tiles}
+
+
 KERNEL = KernelSpec(
     name="flash_attention",
     build=build,
@@ -335,6 +345,7 @@ KERNEL = KernelSpec(
     ),
     random_case=random_case,
     sums_may_reorder=True,
+    schedules=schedules,
     allowance=Allowance(
         1e-2,
         0.1,

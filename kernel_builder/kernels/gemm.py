@@ -40,14 +40,14 @@ time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
-from aerie.kernel_builder import quantised_tiles
+from aerie.kernel_builder import gemm_tiles, quantised_tiles
 from aerie.kernel_builder.arguments import DType, IllegalShapeError, byte
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, contract, f32, i32
@@ -344,6 +344,14 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     return {"m": m, "k": k, "n": n, "b_transposed": bool(rng.integers(2))}
 
 
+def schedules(parameters: Parameters, out: DType = bf16) -> Iterator[dict[str, int]]:
+    """Tiles to try."""
+    m, k, n = (parameters[name] for name in "mkn")
+    if weight_block("gemm", parameters.get("weight", BF16)):
+        return quantised_tiles.schedules(m, n)
+    return gemm_tiles.schedules(m, k, n, out)
+
+
 BLOCKS = Allowance(
     1e-2,
     0.06,
@@ -383,6 +391,7 @@ KERNEL = KernelSpec(
     rows="m",
     sums_may_reorder=True,
     allowance=BLOCKS,
+    schedules=schedules,
 )
 
 KERNEL_F32 = KernelSpec(
@@ -402,5 +411,6 @@ KERNEL_F32 = KernelSpec(
     rows="m",
     sums_may_reorder=True,
     allowance=BLOCKS,
+    schedules=partial(schedules, out=f32),
 )
 """No model's program uses it: its error on the NPU is published (kernel_builder/published_errors.py)."""

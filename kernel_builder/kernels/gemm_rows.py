@@ -15,13 +15,13 @@ An element of c is summed in the order of k, as in a GEMM: the same row has the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
-from aerie.kernel_builder import quantised_tiles
+from aerie.kernel_builder import gemm_tiles, quantised_tiles
 from aerie.kernel_builder.dsl import Kernel
 from aerie.kernel_builder.gemm_tiles import MAX_ROWS, MMUL_BLOCK, choose_row_tiles
 from aerie.kernel_builder.kernels import gemm
@@ -73,6 +73,13 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     return {"m": m, "k": k, "n": n}
 
 
+def schedules(parameters: Parameters) -> Iterator[dict[str, int]]:
+    """Tiles to try."""
+    if weight_block("gemm_rows", parameters.get("weight", BF16)):
+        return quantised_tiles.row_schedules(parameters["n"])
+    return gemm_tiles.row_schedules(parameters["k"], parameters["n"])
+
+
 KERNEL = KernelSpec(
     name="gemm_rows",
     build=build,
@@ -92,4 +99,5 @@ KERNEL = KernelSpec(
     rows="m",
     sums_may_reorder=True,
     allowance=gemm.BLOCKS,
+    schedules=schedules,
 )

@@ -16,7 +16,7 @@ buffers, once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from aerie.kernel_builder.spec import (
     KernelSpec,
     Parameters,
     Tolerance,
+    divisors,
     largest_divisor,
     require_multiple,
 )
@@ -274,6 +275,19 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     return case
 
 
+def schedules(parameters: Parameters) -> Iterator[dict[str, int]]:
+    """Rows of a result run and of a weight transfer to try, but short transfers; of a weight in blocks the
+    cores."""
+    m, k = parameters["m"], parameters["k"]
+    if weight_block("gemv", parameters.get("weight", BF16)):
+        yield from ({"herd_m": herd_m} for herd_m in divisors(m, NPU2.columns))
+        return
+    for tile_m in divisors(m // _cores(m, parameters.get("herd_m"), NPU2), 4 * TILE_M, 2):
+        for rows in divisors(tile_m, tile_m):
+            if rows * k * bf16.itemsize >= WEIGHT_BYTES // 2:
+                yield {"tile_m": tile_m, "m_input": rows}
+
+
 KERNEL = KernelSpec(
     name="gemv",
     build=build,
@@ -299,4 +313,5 @@ KERNEL = KernelSpec(
     ),
     random_case=random_case,
     random_inputs=random_inputs,
+    schedules=schedules,
 )

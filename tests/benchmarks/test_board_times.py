@@ -271,6 +271,21 @@ def test_small_rows_have_a_predicted_time() -> None:
     assert slower == pytest.approx(model(row, {}) + DEFAULT.dispatch_us)  # type: ignore[operator]
 
 
+def test_a_box_has_the_parameters_that_its_owner_published() -> None:
+    row = next(row for row in ROWS if row.kernel == "rope" and row.shape["rows"] == 8)
+    at_home = models.TimingModel(100)(row, {})
+    elsewhere = models.TimingModel(100)(replace(row, box="STX-EMB"), {"dispatch_us": 20})
+    more = models.BOXES["STX-EMB"]["dispatch_us"] - DEFAULT.dispatch_us
+    assert at_home is not None
+    assert elsewhere == pytest.approx(at_home + more, abs=1)
+
+
+@pytest.mark.parametrize("box", models.BOXES)
+def test_parameters_of_a_box_lie_in_their_ranges(box: str) -> None:
+    replace(DEFAULT, **models.BOXES[box])
+    assert any(row.box == box for row in ROWS)
+
+
 def test_all_parameters_are_fitted_within_their_ranges() -> None:
     fitted = {each.name: each for each in parameter_ranges()}
     assert set(fitted) == {row["name"] for row in Parameters().describe()}

@@ -38,9 +38,11 @@ from aerie.board.compare.records import (
     save,
     verdict_line,
 )
+from aerie.common.errors import UserError
 from aerie.multi_launch_builder.builder import build_program
 from aerie.multi_launch_builder.program import Program, ProgramPlan
 from aerie.virtual_npu.timing import TimingError, predict
+from aerie.virtual_npu.timing.calibration import RIGHT
 
 ITEM = ComparisonItem("kernel", "narrow", 1)
 """3 x 48 numbers, one launch."""
@@ -74,11 +76,36 @@ def test_a_program_without_a_prediction_is_recorded(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(times, "predict", refuse)
     times._prediction.cache_clear()
     outcome = ItemOutcome(ITEM, ItemStatus.SAME, times_us=(3.0, 1.0, 2.0))
-    times.save_times([outcome, ItemOutcome(OTHER, ItemStatus.FAILED)], "npu", tmp_path / "times.json")
+    file = times.TimesFile("npu", tmp_path / "times.json")
+    file.add(outcome)
+    file.add(ItemOutcome(OTHER, ItemStatus.FAILED))
     times._prediction.cache_clear()
     (entry,) = json.loads((tmp_path / "times.json").read_text())["programs"]
     assert (entry["median_us"], entry["predicted_us"]) == (2.0, None)
     assert entry["not_predicted"] == "narrow[1] has no air.launch"
+
+
+def test_the_file_of_times_is_complete_after_each_item(tmp_path: Path) -> None:
+    path, count = tmp_path / "times.json", 3
+    file = times.TimesFile("npu", path)
+    file.add(ItemOutcome(OTHER, ItemStatus.FAILED))
+    assert json.loads(path.read_text())["programs"] == []
+    for i in range(1, count + 1):
+        file.add(ItemOutcome(ITEM, ItemStatus.SAME, times_us=(float(i),)))
+        assert [each["median_us"] for each in json.loads(path.read_text())["programs"]] == [*range(1, i + 1)]
+    assert len(path.read_text().splitlines()) == count + 2
+
+
+def test_a_file_of_times_that_went_away(tmp_path: Path) -> None:
+    file = times.TimesFile("npu", tmp_path / "times.json")
+    file.add(ItemOutcome(OTHER, ItemStatus.FAILED))
+    (tmp_path / "times.json").unlink()
+    with pytest.raises(UserError, match=r"cannot write .*times.json .*; name another folder with --out"):
+        file.add(ItemOutcome(ITEM, ItemStatus.SAME, times_us=(1.0,)))
+
+
+def test_a_calibration_knows_which_results_are_right() -> None:
+    assert {status.value for status in ItemStatus if status.is_right} == set(RIGHT)
 
 
 def test_without_a_board(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

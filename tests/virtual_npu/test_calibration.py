@@ -13,7 +13,7 @@ from aerie.kernel_builder.kernels import all_kernels
 from aerie.multi_launch_builder.builder import build_kernel
 from aerie.multi_launch_builder.program import LaunchPlan
 from aerie.virtual_npu.__main__ import main
-from aerie.virtual_npu.timing import DEFAULT, predict
+from aerie.virtual_npu.timing import DEFAULT, calibration, predict
 from aerie.virtual_npu.timing.calibration import (
     calibrate,
     parameters_to_json,
@@ -87,6 +87,18 @@ def test_a_program_that_cannot_be_followed_is_left_out(write: Any) -> None:
     assert "has no air.launch" in found.left_out["empty"]
 
 
+def test_a_program_with_wrong_results_is_left_out(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "fit", lambda _rows, _predict, start, *_: (dict(start), 0.0))
+    record = _record()
+    record["programs"][0]["status"] = "near"
+    record["programs"].append({**record["programs"][0], "name": "wrong", "status": "differs"})
+    found = calibrate(read_measured(write(record)), lambda _: None)
+    assert [row.name for row in found.rows] == list(TEXTS)
+    assert found.left_out == {
+        "wrong": "its results were wrong (differs), so its time is that of a mistake",
+    }
+
+
 EMPTY = {"format": 1, "backend": "npu", "programs": [{"name": "a", "text": "module {}", "measured_us": [1]}]}
 
 
@@ -103,7 +115,7 @@ EMPTY = {"format": 1, "backend": "npu", "programs": [{"name": "a", "text": "modu
             {"format": 1, "backend": "npu", "programs": [{"name": "a", "text": "", "measured_us": [0]}]},
             "a list of positive numbers",
         ),
-        (EMPTY, "the timing model can follow none of these programs; the first: "),
+        (EMPTY, "none of these programs can be fitted to; the first: "),
     ],
 )
 def test_bad_files_of_times(

@@ -8,11 +8,15 @@ import re
 from pathlib import Path
 
 import pytest
+from xdsl.dialects import func
 
 from aerie.common.errors import ProgramError
+from aerie.kernel_builder.kernels import gemm, gemv
+from aerie.kernel_builder.spec import KernelModule
 from aerie.virtual_npu.__main__ import main
 from aerie.virtual_npu.errors import OptionError
 from aerie.virtual_npu.timing import DEFAULT, NOTE, TimingError, events, predict
+from aerie.virtual_npu.timing.core_costs import call_work
 from aerie.virtual_npu.timing.model import TimedProgram
 from aerie.virtual_npu.timing.parameters import MAX_PARAMETERS
 from aerie.virtual_npu.timing.prediction import ERROR_FACTORS, LIMITS, OTHER_ERROR_FACTOR
@@ -131,6 +135,30 @@ def test_more_work_takes_longer_and_more_columns_less_long(less: str, more: str)
 def test_counts_multiply_accumulates() -> None:
     (launch,) = predict(product(1000)).launches
     assert launch.macs == 1000 * 8 * 8 * 8
+
+
+def call_cycles(module: KernelModule, symbol: str) -> float:
+    """Cycles of the first call of a function, without those of calling it."""
+    calls = [op for op in module.module.walk() if isinstance(op, func.CallOp)]
+    call = next(op for op in calls if op.callee.root_reference.data.startswith(symbol))
+    return call_work(call, DEFAULT).cycles - DEFAULT.call_cycles
+
+
+def test_unpacking_costs_by_the_weights_of_one_call() -> None:
+    """A core has 256 columns of 32 rows at once, and unpacks 64 of them in a call."""
+    kernel = gemm.build(64, 256, 32, b_transposed=True, weight="q4")
+    assert call_cycles(kernel, "unpack_blocks") == pytest.approx(1409 / 4)
+
+
+@pytest.mark.parametrize("weight", ["q4", "q8"])
+def test_a_block_times_a_vector_costs_16_bodies(weight: str) -> None:
+    kernel = gemv.build(32, 256, weight=weight)
+    assert call_cycles(kernel, "matvec_blocks") == pytest.approx(16 * 140)
+
+
+def test_transposing_costs_six_operations_for_a_block() -> None:
+    kernel = gemm.build(8, 8, 8, b_transposed=True)
+    assert call_cycles(kernel, "transpose_blocks") == pytest.approx(6 * DEFAULT.kernel_op_cycles)
 
 
 def test_transfers_overlap_with_computing() -> None:

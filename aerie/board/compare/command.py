@@ -13,7 +13,7 @@ from pathlib import Path
 from aerie.board.compare.items import ComparisonItem, choose
 from aerie.board.compare.processes import compare_all, compile_ahead, subprocess_comparer
 from aerie.board.compare.records import ItemOutcome, line_of, print_outcomes, save
-from aerie.board.compare.times import NAME, save_times
+from aerie.board.compare.times import NAME, TimesFile
 from aerie.cli.arguments import CACHE_FOLDER_HELP
 from aerie.common import folders
 from aerie.engine.reporter import Reporter
@@ -73,6 +73,7 @@ def compare_and_print(
         failed = compile_ahead(items, selected, cache_dir, lambda item, done: step(str(item), done))
     report.note(f"compiled: {len(items) - len(failed)} of {len(items)}")
     outcomes: list[ItemOutcome] = []
+    times = TimesFile(backend, out / NAME)
     with report.bar("comparing", len(items)) as step:
 
         def on_done(item: ComparisonItem, phase: str) -> None:
@@ -81,7 +82,7 @@ def compare_and_print(
         for outcome in compare_all(items, apart, on_done, failed):
             outcomes.append(outcome)
             save(outcomes, backend, out / RECORD)  # at once: the machine may not live on
-            save_times(outcomes, backend, out / NAME)
+            times.add(outcome)
             report.note(line_of(outcome))
     print_outcomes(outcomes, backend)
     report.note(f"record: {out / RECORD}, times: {out / NAME}, logs beside them")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 from aerie.board.compare.items import ComparisonItem, plan_item
 from aerie.board.compare.records import ItemOutcome
-from aerie.common.errors import ProgramError
+from aerie.common.errors import ProgramError, UserError
 from aerie.multi_launch_builder.builder import build_program
 from aerie.verify.report import write_report
 from aerie.virtual_npu.timing import NOTE, predict
@@ -22,15 +22,42 @@ from aerie.virtual_npu.timing.calibration import FORMAT
 NAME = "times.json"
 
 
-def save_times(outcomes: Sequence[ItemOutcome], backend: str, path: Path) -> None:
-    """Write the times of all items that ran, in one step. Raises UserError if it cannot be written."""
-    record = {
-        "format": FORMAT,
-        "backend": backend,
-        "note": f"measured_us: on the host's clock; predicted_us: {NOTE}",
-        "programs": [_entry(outcome) for outcome in outcomes if outcome.times_us],
-    }
-    write_report(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
+TAIL = b"\n]}\n"
+"""The end of the file, which an entry is written over."""
+
+
+class TimesFile:
+    """The file, complete after each item, whose entry is written once: texts of programs take megabytes.
+    The first item makes it.
+
+    Raises UserError if it cannot be written.
+    """
+
+    def __init__(self, backend: str, path: Path) -> None:
+        note = f"measured_us: on the host's clock; predicted_us: {NOTE}"
+        self._path, self._separator = path, ""
+        self._head = json.dumps({"format": FORMAT, "backend": backend, "note": note, "programs": []})[:-2]
+        self._end = 0
+
+    def add(self, outcome: ItemOutcome) -> None:
+        """Write the entry of an item, if it ran."""
+        if not self._end:
+            write_report(self._path, self._head + TAIL.decode())
+            self._end = len(self._head.encode())
+        if not outcome.times_us:
+            return
+        entry = f"{self._separator}\n{json.dumps(_entry(outcome), allow_nan=False)}".encode()
+        try:
+            with self._path.open("r+b") as file:
+                file.seek(self._end)
+                file.write(entry + TAIL)
+                file.flush()
+                os.fsync(file.fileno())  # the machine may not live on
+        except OSError as error:
+            raise UserError(
+                f"cannot write {self._path} ({error.strerror}); name another folder with --out"
+            ) from None
+        self._end, self._separator = self._end + len(entry), ","
 
 
 def _entry(outcome: ItemOutcome) -> dict[str, object]:

@@ -23,6 +23,8 @@ from aerie.virtual_npu.timing.parameters import DEFAULT, Parameters
 FORMAT = 1
 """The version of the files that are read here, of measured times and of parameters."""
 MEASURED_ON = "npu"
+RIGHT = ("same", "near")
+"""How a program ended whose results were those of the virtual NPU; others say nothing of its time."""
 MAX_FILE_BYTES = 256 * 2**20
 FIT_EVENTS = 3_000
 """Events of a launch that are replayed in a fit, which predicts each program hundreds of times."""
@@ -30,11 +32,15 @@ FIT_EVENTS = 3_000
 
 @dataclass(frozen=True)
 class MeasuredProgram:
-    """A program's text, and the median of its measured times in microseconds."""
+    """A program's text, and the median of its measured times in microseconds.
+
+    status: how it ended; what is not in RIGHT is left out of a fit.
+    """
 
     name: str
     text: str
     value: float
+    status: str = RIGHT[0]
 
     @property
     def series(self) -> str:
@@ -53,8 +59,8 @@ class CalibratedRow:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The refitted parameters, the programs that they were fitted to, and those that the model cannot
-    follow, by name with the reason."""
+    """The refitted parameters, the programs that they were fitted to, and those that were left out, by name
+    with the reason: their results were wrong, or the model cannot follow them."""
 
     parameters: Parameters
     rows: tuple[CalibratedRow, ...]
@@ -98,14 +104,18 @@ def _measured(one: Any, number: int, path: Path) -> MeasuredProgram:
             f"{path}: program {number} is no name, text and measured_us, a list of positive numbers: give "
             "the file as make test-npu wrote it"
         )
-    return MeasuredProgram(str(name), str(text), statistics.median(times or ()))
+    status = str(entry.get("status", RIGHT[0]))[:40]
+    return MeasuredProgram(str(name), str(text), statistics.median(times or ()), status)
 
 
 def calibrate(programs: Sequence[MeasuredProgram], report: Callable[[str], None]) -> Calibration:
-    """Refit all parameters. Raises OptionError if the model can follow none of the programs."""
+    """Refit all parameters. Raises OptionError if no program has right results that the model can follow."""
     timed: dict[str, TimedProgram] = {}
     left_out: dict[str, str] = {}
     for one in programs:
+        if one.status not in RIGHT:
+            left_out[one.name] = f"its results were wrong ({one.status}), so its time is that of a mistake"
+            continue
         try:
             program = TimedProgram(one.text, one.name, FIT_EVENTS)
             program.predict()
@@ -115,7 +125,7 @@ def calibrate(programs: Sequence[MeasuredProgram], report: Callable[[str], None]
     rows = [one for one in programs if one.name in timed]
     if not rows:
         reason = next(iter(left_out.values()))
-        raise OptionError(f"the timing model can follow none of these programs; the first: {reason}")
+        raise OptionError(f"none of these programs can be fitted to; the first: {reason}")
 
     def predict(row: MeasuredProgram, values: Mapping[str, float]) -> float:
         return timed[row.name].predict(replace(DEFAULT, **values)).total_us

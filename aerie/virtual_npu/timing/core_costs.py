@@ -79,8 +79,11 @@ def _vector_bytes(type_: Attribute) -> int:
 
 
 class _Operand(NamedTuple):
+    """A buffer or vector. inner: its last extent."""
+
     elements: int
     bits: int
+    inner: int
 
 
 def _operands(op: Operation) -> list[_Operand]:
@@ -88,7 +91,9 @@ def _operands(op: Operation) -> list[_Operand]:
     for value in op.operands:
         type_ = value.type
         if isinstance(type_, MemRefType | VectorType) and isinstance(type_.element_type, FixedBitwidthType):
-            found.append(_Operand(abs(math.prod(type_.get_shape())), type_.element_type.bitwidth))
+            shape = type_.get_shape()
+            elements, inner = abs(math.prod(shape)), max(1, shape[-1] if shape else 1)
+            found.append(_Operand(elements, type_.element_type.bitwidth, inner))
     return found
 
 
@@ -171,10 +176,20 @@ def _matvec(call: _Call) -> CoreWork:
     return CoreWork(plain + sums, weights.elements)
 
 
+BLOCK_WEIGHTS = 32 * 256
+"""Weights of one packed block, whatever their bits (kernel_builder/weight_blocks.py)."""
+
+
 def _blocks(call: _Call) -> CoreWork:
-    """140 bundles for 32 columns by 16 rows of 4 bit (mlir-air q4_k.h): one for about 2 bytes."""
-    nbytes = call.sizes[0].elements * call.sizes[0].bits // 8
-    return CoreWork(nbytes / 256 * 140)
+    """16 bodies of 140 bundles for a block of 4 bits (mlir-air q4_k.h); 8 bits are taken for as dear."""
+    blocks = call.sizes[0].elements // call.sizes[0].inner
+    return CoreWork(blocks * 16 * 140.0, blocks * BLOCK_WEIGHTS)
+
+
+def _unpacked(call: _Call) -> CoreWork:
+    """1409 cycles for the weights of a block of 4 bits (mlir-air DFlashFeasibility); 8 bits are taken for as
+    dear. The last buffer holds the weights of one call, which may be a part of its blocks."""
+    return CoreWork(call.sizes[-1].elements * 1409 / BLOCK_WEIGHTS)
 
 
 def _nothing(call: _Call) -> CoreWork:  # noqa: ARG001 - all costs take a call
@@ -202,7 +217,8 @@ KERNEL_COSTS: tuple[tuple[str, str, int, _Cost], ...] = (
     ("rope", "four products of halves", 3, lambda call: call.mixed(2, 8, 0)),
     ("matvec_vectorized|matvec_piece", "rows times x", 3, _matvec),
     ("matvec_blocks", "4 or 8 bit blocks times x", 1, _blocks),
-    ("unpack_blocks", "4 or 8 bit blocks to bf16", 1, _blocks),
+    ("unpack_blocks", "4 or 8 bit blocks to bf16", 2, _unpacked),
+    ("transpose_blocks", "2 loads, shuffles, stores for an 8x8 block", 1, lambda c: c.mixed(0, 1.5, 0)),
     ("(.*_)?(matmul|gemm|mm)_4x8x8", "a b by mmul 4x8x8", 3, _native_product),
     ("(.*_)?(matmul|gemm|mm)_", "a b", 3, _product),
 )
