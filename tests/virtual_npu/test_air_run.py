@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aerie.device.errors import KernelSourceError
-from aerie.device.external_kernels import ExternalKernel, kernel_objects
+from aerie.device.external_kernels import ExternalKernel, constant_parameters, kernel_objects
 from aerie.virtual_npu.air_run import bindings, checkouts, compiler, environment, operations, table
 from aerie.virtual_npu.air_run import kernel_objects as objects_command
 from aerie.virtual_npu.air_run.__main__ import main
@@ -91,6 +91,23 @@ def test_an_object_of_another_compiler_is_built_from_its_source(tmp_path: Path) 
     for content in (b"\x7fELF", b"{}", b"[1]"):
         (tmp_path / "k.o").write_bytes(content)
         assert kernel_objects([kernel()], [tmp_path])[0].source == tmp_path / "k.cc"
+
+
+def test_objects_are_linked_into_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("f.cc").write_text('extern "C" void f(const float *x) {}\n')
+    Path("g.cc").write_text('extern "C" void g(float *x) {}\n')
+    for name in "fg":
+        assert objects_command.main(["-c", f"{name}.cc", f"-D{name}"]) == 0
+    assert objects_command.main(["-r", "-o", "k.o", "f.o", "g.o"]) == 0
+    found = kernel_objects([kernel()], [tmp_path])
+    assert [item.source.name for item in found] == ["f.cc", "g.cc"]
+    assert [item.flags[-1] for item in found] == ["-Df", "-Dg"]
+    assert constant_parameters(kernel(), [tmp_path]) == {0}
+    assert objects_command.main(["-r", "-o", "k.o", "f.o", "none.o"]) == 1
+    assert "error: none.o is no object that the virtual NPU's compiler wrote" in capsys.readouterr().err
 
 
 def test_a_compilation_without_source_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +195,7 @@ def test_the_commands_that_take_the_place_of_a_build(tmp_path: Path, checkout: P
         check=False,
     )
     assert found.returncode == 0
-    assert json.loads((tmp_path / "k.o").read_text())["source"] == str(source)
+    assert json.loads((tmp_path / "k.o").read_text())["objects"][0]["source"] == str(source)
     assert (Path(variables["PEANO_INSTALL_DIR"]) / "bin" / "clang++").stat().st_mode & 0o111
 
 
