@@ -131,6 +131,7 @@ def test_aircc_builds_what_pyxrt_loads(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     Path("air.mlir").write_text(NOTHING)
     words = ["--device", "npu2", "air.mlir", "-o", "air.xclbin", "-i", "air.insts.bin", "--peano", "x"]
+    words += ["--no-xbridge", "--host-target", "x86_64", "-stack-size=2048", "-num-rows", "6"]
     assert compiler.main(words) == 0
     device, xclbin = pyxrt.device(0), pyxrt.xclbin("air.xclbin")
     device.register_xclbin(xclbin)
@@ -299,6 +300,7 @@ with Context(), Location.unknown():
 
         @func.FuncOp.from_py_func(host, host)
         def copy(x, y):
+            global block, part
             ChannelPutOp(None, [], [], x, [], [], [], chan_name="in", static_src_offsets=[],
                          static_src_sizes=[], static_src_strides=[])
             one = arith.constant(IndexType.get(), 1)
@@ -313,6 +315,20 @@ with Context(), Location.unknown():
                 HerdTerminatorOp()
             ChannelGetOp(async_dependencies=[], chan_name="out", indices=[], dst=y)
             assert tile.async_token is None and list(tile.sizes) == [one, one]
+    declared = func.FuncOp("declared", ([own], []), ip=InsertionPoint.at_block_begin(module.body))
+    declared.attributes["sym_visibility"] = StringAttr.get("private")
+    with InsertionPoint(block.operations[2]):
+        func.CallOp([], "declared", [part])
+        assert module.operation.verify() and declared.operation.verify()
+    with InsertionPoint(block.operations[1]):
+        wrong = func.CallOp([], "undeclared", [part])
+    try:
+        module.operation.verify()
+    except MLIRError as error:
+        assert "'undeclared' does not reference a valid function" in str(error)
+    else:
+        raise AssertionError("a call of nothing was taken")
+    wrong.operation.erase()
 text = str(module)
 assert "air.channel.put" in text and text.startswith("module {"), text
 again = Module.parse(text, Context())
