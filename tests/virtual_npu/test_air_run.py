@@ -250,7 +250,9 @@ LIT = """\
 // RUN: mkdir -p here
 // RUN: %run_on_npu1% echo "size  is 12" | FileCheck %s
 // RUN: sh -c 'echo "error: no room"; exit 3' 2>&1 | FileCheck %s
+// RUN: echo "9 GB/s" | FileCheck --check-prefix=PROFILE %s
 // CHECK: size is {{[0-9]+}}
+// PROFILE: GB/s
 """
 
 
@@ -265,6 +267,7 @@ def test_the_table_says_which_pass_and_why_not(tmp_path: Path, checkout: Path) -
     assert table.read(output) == [
         table.Row("sizes/run:1", "npu1", "pass", ""),
         table.Row("sizes/run:2", "npu1", "fail", "error: no room"),
+        table.Row("sizes/run:3", "npu1", "pass", ""),
     ]
 
 
