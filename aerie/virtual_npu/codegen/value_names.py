@@ -24,7 +24,7 @@ _LOCATION = re.compile(r"\bloc\(")
 _PART = re.compile(
     r'"(?P<text>(?:[^"\\]|\\.)*)"\s*(?P<colon>:?)|(?P<alias>#[\w.$-]+)|(?P<call>\bcallsite\b)|\bfused<.*?>(?=\[)'
 )
-"""A name, or a file, which a colon follows; an alias; a call, which names no value; a fusion with metadata."""
+"""A name, or a file, which a colon follows; an alias; a call, which names no value; metadata of a fusion."""
 _ALIAS = re.compile(r"(#[\w.$-]+)\s*=\s*(loc\(.*)")
 
 
