@@ -2,9 +2,9 @@
 source is.
 
 The object is a text of JSON that `aerie.device.external_kernels` reads: the sources, each with the options -D
-and -I that it was compiled with. Linking puts the sources of several objects into one. The virtual NPU compiles
-the sources when it builds a program that links the object. This file runs by itself, without the packages
-around it.
+and -I that it was compiled with. Linking puts the sources of several objects into one. The virtual NPU
+compiles the sources when it builds a program that links the object. This file runs by itself, without the
+packages around it.
 """
 
 import json
