@@ -14,7 +14,8 @@ from typing import TypeAlias
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Block, SSAValue
 
-from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator, literal_constant
+from aerie.air_dialect.index_expressions import IndexAnalysis, literal_constant
+from aerie.air_dialect.index_operators import IndexOperator
 from aerie.air_dialect.values import resolve_alias
 
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from xdsl.ir import SSAValue
 
 from aerie.air_dialect.index_constants import NUMBERS, type_bounds
-from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator
+from aerie.air_dialect.index_expressions import IndexAnalysis
+from aerie.air_dialect.index_operators import IndexOperator
 
 
 class Divisibility(NamedTuple):

@@ -1,4 +1,4 @@
-"""Index expressions: one table of the operations that compute indices, and one walk for all analyses of them.
+"""Index expressions: how a value is computed, and one walk for all analyses of it.
 
 `defining_expr(value)` says how an SSA value is computed, one step deep. It is a number, another value that it
 stands for (`args(...)` of a hierarchy, results of `air.execute`), an `IndexExpr` (an operator over such
@@ -9,16 +9,14 @@ An `IndexAnalysis` is an abstract interpretation of these: to constants (index_c
 (virtual_npu.codegen). It has a function for every operator, or None where it knows nothing. No analysis looks
 at operations by itself.
 
-Integers are signed, also those of one bit: true is -1. Unsigned operators are defined for operands that are
-not negative. An analysis that does not know the sign of an operand knows nothing of the result.
+An analysis that does not know the sign of an operand of an unsigned operator knows nothing of the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from xdsl.dialects import affine, scf
 from xdsl.dialects.builtin import (
@@ -33,7 +31,6 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import (
     AffineBinaryOpExpr,
-    AffineBinaryOpKind,
     AffineConstantExpr,
     AffineDimExpr,
     AffineExpr,
@@ -42,112 +39,20 @@ from xdsl.ir.affine import (
 )
 
 from aerie.air_dialect.hierarchy import HerdOp, HierarchyOp, SegmentOp
+from aerie.air_dialect.index_operators import (
+    AFFINE,
+    COMPARISONS,
+    OPERATIONS,
+    IndexExpr,
+    IndexOperator,
+    IndexRange,
+    Term,
+    operand_values,
+)
 from aerie.air_dialect.upstream.scf import UNSIGNED
 from aerie.air_dialect.values import captured_operand, resolve_alias
 
 T = TypeVar("T")
-
-
-class IndexOperator(Enum):
-    """An operator on integers. DIVIDE and REMAINDER round towards zero, MODULO is never negative."""
-
-    ADD = auto()
-    SUBTRACT = auto()
-    MULTIPLY = auto()
-    FLOOR_DIVIDE = auto()
-    CEIL_DIVIDE = auto()
-    DIVIDE = auto()
-    REMAINDER = auto()
-    MODULO = auto()
-    UNSIGNED_DIVIDE = auto()
-    UNSIGNED_CEIL_DIVIDE = auto()
-    UNSIGNED_REMAINDER = auto()
-    MIN = auto()
-    MAX = auto()
-    UNSIGNED_MIN = auto()
-    UNSIGNED_MAX = auto()
-    AND = auto()
-    OR = auto()
-    XOR = auto()
-    CAST = auto()
-    UNSIGNED_CAST = auto()
-    """Of a value and the width of its type in bits: the bits, read as an unsigned number."""
-    SELECT = auto()
-    EQUAL = auto()
-    UNEQUAL = auto()
-    LESS = auto()
-    LESS_EQUAL = auto()
-    GREATER = auto()
-    GREATER_EQUAL = auto()
-    UNSIGNED_LESS = auto()
-    UNSIGNED_LESS_EQUAL = auto()
-    UNSIGNED_GREATER = auto()
-    UNSIGNED_GREATER_EQUAL = auto()
-
-
-COMPARISONS = (
-    IndexOperator.EQUAL, IndexOperator.UNEQUAL, IndexOperator.LESS, IndexOperator.LESS_EQUAL,
-    IndexOperator.GREATER,
-    IndexOperator.GREATER_EQUAL, IndexOperator.UNSIGNED_LESS, IndexOperator.UNSIGNED_LESS_EQUAL,
-    IndexOperator.UNSIGNED_GREATER,
-    IndexOperator.UNSIGNED_GREATER_EQUAL,
-)  # fmt: skip
-"""In the order of the predicates of arith.cmpi and index.cmp."""
-
-OPERATIONS: Mapping[str, IndexOperator] = {
-    "arith.addi": IndexOperator.ADD, "index.add": IndexOperator.ADD,
-    "arith.subi": IndexOperator.SUBTRACT, "index.sub": IndexOperator.SUBTRACT,
-    "arith.muli": IndexOperator.MULTIPLY, "index.mul": IndexOperator.MULTIPLY,
-    "arith.floordivsi": IndexOperator.FLOOR_DIVIDE, "index.floordivs": IndexOperator.FLOOR_DIVIDE,
-    "arith.ceildivsi": IndexOperator.CEIL_DIVIDE, "index.ceildivs": IndexOperator.CEIL_DIVIDE,
-    "arith.divsi": IndexOperator.DIVIDE, "index.divs": IndexOperator.DIVIDE,
-    "arith.remsi": IndexOperator.REMAINDER, "index.rems": IndexOperator.REMAINDER,
-    "arith.divui": IndexOperator.UNSIGNED_DIVIDE, "index.divu": IndexOperator.UNSIGNED_DIVIDE,
-    "arith.ceildivui": IndexOperator.UNSIGNED_CEIL_DIVIDE,
-    "index.ceildivu": IndexOperator.UNSIGNED_CEIL_DIVIDE,
-    "arith.remui": IndexOperator.UNSIGNED_REMAINDER, "index.remu": IndexOperator.UNSIGNED_REMAINDER,
-    "arith.minsi": IndexOperator.MIN, "index.mins": IndexOperator.MIN,
-    "arith.maxsi": IndexOperator.MAX, "index.maxs": IndexOperator.MAX,
-    "arith.minui": IndexOperator.UNSIGNED_MIN, "index.minu": IndexOperator.UNSIGNED_MIN,
-    "arith.maxui": IndexOperator.UNSIGNED_MAX, "index.maxu": IndexOperator.UNSIGNED_MAX,
-    "arith.andi": IndexOperator.AND, "index.and": IndexOperator.AND,
-    "arith.ori": IndexOperator.OR, "index.or": IndexOperator.OR,
-    "arith.xori": IndexOperator.XOR, "index.xor": IndexOperator.XOR,
-    "arith.index_cast": IndexOperator.CAST, "index.casts": IndexOperator.CAST,
-    "arith.extsi": IndexOperator.CAST, "arith.trunci": IndexOperator.CAST,
-    "arith.index_castui": IndexOperator.UNSIGNED_CAST, "index.castu": IndexOperator.UNSIGNED_CAST,
-    "arith.extui": IndexOperator.UNSIGNED_CAST,
-    "arith.select": IndexOperator.SELECT,
-}  # fmt: skip
-"""Operations that are one operator over their operands. `defining_expr` knows more."""
-
-AFFINE: Mapping[AffineBinaryOpKind, IndexOperator] = {
-    AffineBinaryOpKind.Add: IndexOperator.ADD,
-    AffineBinaryOpKind.Mul: IndexOperator.MULTIPLY,
-    AffineBinaryOpKind.FloorDiv: IndexOperator.FLOOR_DIVIDE,
-    AffineBinaryOpKind.CeilDiv: IndexOperator.CEIL_DIVIDE,
-    AffineBinaryOpKind.Mod: IndexOperator.MODULO,
-}
-
-
-@dataclass(frozen=True)
-class IndexExpr:
-    """An operator over terms: any number of them for MIN and MAX, the operator's own number for others."""
-
-    operator: IndexOperator
-    operands: tuple[Term, ...]
-
-
-Term: TypeAlias = "SSAValue | int | IndexExpr"
-
-
-class IndexRange(NamedTuple):
-    """The values of range(low, high, step); `parallel`: they exist side by side, not one after the other."""
-
-    low: Term
-    high: Term
-    step: Term
-    parallel: bool
 
 
 # ---- analyses ----
@@ -278,18 +183,6 @@ _TERMS: IndexAnalysis[Term] = IndexAnalysis(
 
 
 # ---- definitions ----
-
-
-def operand_values(expr: Term | IndexRange | None) -> Iterator[SSAValue]:
-    """The SSA values in a term, or in the bounds of a range."""
-    if isinstance(expr, SSAValue):
-        yield expr
-    elif isinstance(expr, IndexExpr):
-        for operand in expr.operands:
-            yield from operand_values(operand)
-    elif isinstance(expr, IndexRange):
-        for bound in expr[:3]:
-            yield from operand_values(bound)
 
 
 def defining_expr(value: SSAValue) -> Term | IndexRange | None:

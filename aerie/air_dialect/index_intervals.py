@@ -10,7 +10,8 @@ from xdsl.dialects import scf
 from xdsl.ir import SSAValue
 
 from aerie.air_dialect.index_constants import NUMBERS, ceil_divide, type_bounds
-from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator, is_signed_loop, unknown_value
+from aerie.air_dialect.index_expressions import IndexAnalysis, is_signed_loop, unknown_value
+from aerie.air_dialect.index_operators import IndexOperator
 
 Interval: TypeAlias = tuple[int, int]
 """The smallest and the largest value, both included."""

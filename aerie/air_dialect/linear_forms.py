@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import SSAValue
 
-from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator
+from aerie.air_dialect.index_expressions import IndexAnalysis
 from aerie.air_dialect.index_intervals import INTERVALS, Interval, add, interval, multiply, single_value
+from aerie.air_dialect.index_operators import IndexOperator
 
 
 @dataclass(frozen=True)

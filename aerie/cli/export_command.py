@@ -36,6 +36,7 @@ EXAMPLE = "example.py"
 def add_export(count: Callable[[str], int], parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `aerie export`. count: the type of an integer of 1 or more."""
     parser.add_argument(
+        "-m",
         "--model",
         required=True,
         help="a checkpoint folder of a block diffusion model, or a Hugging Face id",

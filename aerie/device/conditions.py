@@ -7,7 +7,8 @@ from xdsl.ir import Operation
 from xdsl.ir.affine import AffineConstraintKind
 
 from aerie.air_dialect.index_constants import NUMBERS, Known, constant_ints
-from aerie.air_dialect.index_expressions import IndexRange, iteration_range
+from aerie.air_dialect.index_expressions import iteration_range
+from aerie.air_dialect.index_operators import IndexRange
 from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.verifiers import parent_ops
 

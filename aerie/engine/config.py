@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from aerie.engine.config_file import read_config, read_generation
+from aerie.engine.config_layers import (
+    MAX_LAYERS,
+    ROTARY_PART,
+    read_layers_with_conv,
+    read_layers_with_window,
+    read_layers_without_rope,
+    read_local_rope_theta,
+    read_ropes,
+    read_rotary_part,
+    read_window,
+)
 from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
@@ -31,16 +41,10 @@ SMALL_SEQ_LEN = 128  # default prefill length of a small model, in tokens
 DEFAULT_SEQ_LEN = 2048  # default prefill length of any other, in tokens
 
 # Several times those of any published model; a config with more is damaged, and nothing is made by it.
-MAX_LAYERS = 1000
 MAX_WIDTH = 1 << 20
 MAX_HEADS = 1 << 14
 MAX_TOKENS = 1 << 24
 MAX_POSITIONS = 1 << 30
-MAX_TAPS = 64
-
-CONV_TAPS = 3
-"""`conv_L_cache` where config.json does not say it."""
-
 
 LIMITS = {
     "max_position_embeddings": "",
@@ -271,13 +275,13 @@ def load_config(folder: Path) -> ModelConfig:
         "max_position_embeddings", default=family.default_positions, most=MAX_POSITIONS
     )
     check_sizes(config, family, head_dim, positions)
-    (rope, local), part = _ropes(config), 1.0
-    window = _window(config, family)
-    without_rope = _layers_without_rope(config, family, layers)
-    windowed = _layers_with_window(config, family, layers, without_rope) if window else frozenset()
-    conv, taps = _layers_with_conv(config, family, layers)
+    (rope, local), part = read_ropes(config), 1.0
+    window = read_window(config, family)
+    without_rope = read_layers_without_rope(config, family, layers)
+    windowed = read_layers_with_window(config, family, layers, without_rope) if window else frozenset()
+    conv, taps = read_layers_with_conv(config, family, layers)
     if family.has_partial_rotary:
-        part = _rotary_part(config, rope, head_dim)
+        part = read_rotary_part(config, rope, head_dim)
         rope = ConfigReader(rope.path, {k: v for k, v in rope.entries.items() if k != ROTARY_PART})
     roles = read_roles(folder, config, family)
     tied = _is_tied(config, family)
@@ -297,7 +301,7 @@ def load_config(folder: Path) -> ModelConfig:
         tie_word_embeddings=tied or bool(roles.reason_against_answers),  # then no LM head is needed
         eos_token_ids=_eos_token_ids(config),
         layers_without_rope=without_rope,
-        local_rope_theta=_local_rope_theta(config, local, family),
+        local_rope_theta=read_local_rope_theta(config, local, family),
         activation=_activation(config, family),
         multipliers=_multipliers(config, family, head_dim),
         sliding_window=window if windowed else None,
@@ -315,23 +319,6 @@ def _is_tied(config: ConfigReader, family: ModelFamily) -> bool:
     """Whether the embeddings are the LM head too; LFM2's own files have another name for it."""
     tied = config.flag("tie_word_embeddings", default=family.tied)
     return config.flag("tie_embedding", default=tied) if family.conv_tensors else tied
-
-
-def _layers_with_conv(config: ConfigReader, family: ModelFamily, layers: int) -> tuple[frozenset[int], int]:
-    """The layers with a short convolution, and the rows that it reads: those that `layer_types` says, else
-    all that `full_attn_idxs` does not name."""
-    if not family.conv_tensors:
-        return frozenset(), 0
-    kinds, attending = config.items("layer_types"), config.items("full_attn_idxs")
-    if not kinds and attending:
-        kinds = [FULL if layer in attending else CONV for layer in range(layers)]
-    conv = frozenset(layer for layer, kind in enumerate(kinds[:layers]) if kind == CONV)
-    if kinds and (len(kinds) < layers or len(conv) == layers):
-        raise ConfigError(
-            f"{config.path}: layer_types has {len(kinds)} entries for {layers} layers, {len(conv)} of them "
-            f"{CONV!r}; each layer needs one, and one layer at least {FULL!r}: fetch it again"
-        )
-    return conv, config.positive_int("conv_L_cache", default=CONV_TAPS, most=MAX_TAPS)
 
 
 def _intermediate_size(config: ConfigReader, family: ModelFamily) -> int:
@@ -383,84 +370,6 @@ def _kv_heads(config: ConfigReader, family: ModelFamily, heads: int) -> int:
     return kv_heads
 
 
-def _window(config: ConfigReader, family: ModelFamily) -> int | None:
-    """How far back the layers with a window see; None where no layer has one."""
-    window = config.positive_int_or_none("sliding_window", if_absent=family.sliding_window)
-    if not family.has_window:
-        if SLIDING in config.items("layer_types"):
-            raise ConfigError(
-                f"{config.path}: layer_types has {SLIDING!r}, and a {family.architecture} has no windows; "
-                "fetch it again"
-            )
-        return None
-    if family.window_is_optional and not config.flag("use_sliding_window", default=False):
-        window = None
-    kinds = config.items("layer_types")
-    if window is None and "sliding_attention" in kinds:
-        raise ConfigError(
-            f"{config.path}: layer_types has 'sliding_attention' and sliding_window does not say how far it "
-            "reaches; fetch it again"
-        )
-    return window
-
-
-def _layers_with_window(
-    config: ConfigReader, family: ModelFamily, layers: int, without_rope: frozenset[int]
-) -> frozenset[int]:
-    """The layers that a window belongs to, by transformers' rules: those of `layer_types`, else all, or where
-    the window is optional those from `max_window_layers` on or, as in SmolLM3, those without RoPE."""
-    kinds = config.items("layer_types")
-    if kinds and len(kinds) < layers:
-        raise ConfigError(
-            f"{config.path}: layer_types names {len(kinds)} layers of {layers}; which of the others have a "
-            "window is not known; fetch it again"
-        )
-    if kinds:
-        return frozenset(layer for layer in range(layers) if kinds[layer] == "sliding_attention")
-    if family.full_attention_interval:
-        interval = config.positive_int("sliding_window_pattern", default=family.full_attention_interval)
-        return frozenset(layer for layer in range(layers) if (layer + 1) % interval)
-    if not family.window_is_optional:
-        return frozenset(range(layers))
-    if family.no_rope_interval:
-        return without_rope
-    first = config.positive_int("max_window_layers", default=family.window_layers, least=0)
-    return frozenset(range(first, layers))
-
-
-def _layers_without_rope(config: ConfigReader, family: ModelFamily, layers: int) -> frozenset[int]:
-    """The layers that the entry `no_rope_layers` has 0 for, else those of the interval. Other families than
-    those with an interval are refused before, where an entry asks for such a layer."""
-    turned = config.items("no_rope_layers")
-    if turned:
-        if len(turned) < layers or any(isinstance(each, bool) or each not in (0, 1) for each in turned):
-            raise ConfigError(
-                f"{config.path}: no_rope_layers is {short(turned)}; it must be a list of {layers} numbers or "
-                "more, 1 for a layer with RoPE and 0 for one without: which layers turn their heads is not "
-                "known; fetch it again"
-            )
-        return frozenset(layer for layer in range(layers) if not turned[layer])
-    if not family.no_rope_interval:
-        return frozenset()
-    interval = config.positive_int("no_rope_layer_interval", default=family.no_rope_interval, most=MAX_LAYERS)
-    return family.default_layers_without_rope(layers, interval)
-
-
-ROTARY_PART = "partial_rotary_factor"
-
-
-def _rotary_part(config: ConfigReader, rope: ConfigReader, head_dim: int) -> float:
-    """How much of a head RoPE turns."""
-    given = rope if ROTARY_PART in rope.entries else config
-    part = given.number(ROTARY_PART, default=1.0)
-    if part > 1 or int(head_dim * part) % 2 or int(head_dim * part) < 2:
-        raise ConfigError(
-            f"{config.path}: {ROTARY_PART} is {part:g} of a head of {head_dim}; RoPE turns pairs, so an even "
-            "number of its elements, at most all: fetch it again"
-        )
-    return part
-
-
 def _multipliers(config: ConfigReader, family: ModelFamily, head_dim: int) -> Multipliers:
     """In float32, as they are computed with and as GGUF files have them. A family without them is refused
     before, where an entry has one."""
@@ -484,62 +393,6 @@ def _multipliers(config: ConfigReader, family: ModelFamily, head_dim: int) -> Mu
         residual=factor("residual_multiplier"),
         logits_divisor=factor("logits_scaling"),
     )
-
-
-FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
-"""Kinds of layers in `layer_types`, and in `rope_parameters` where it has RoPE by kind of layer."""
-
-
-def _ropes(config: ConfigReader) -> tuple[ConfigReader, ConfigReader | None]:
-    """RoPE entries of the layers, and of those with sliding attention where these have their own."""
-    parameters = config.child("rope_parameters")
-    kinds = [kind for kind in (FULL, SLIDING) if isinstance(parameters.get(kind), dict)]
-    if not kinds:
-        return _rope(config, parameters), None
-    if sorted(parameters.entries) != [FULL, SLIDING]:
-        raise ConfigError(
-            f"{config.path}: rope_parameters has {short(sorted(parameters.entries))}; RoPE by kind of layer "
-            f"needs {FULL!r} and {SLIDING!r}, and nothing beside them: fetch it again"
-        )
-    full, sliding = (_rope(config, parameters.child(kind)) for kind in (FULL, SLIDING))
-    return full, sliding
-
-
-def _rope(config: ConfigReader, parameters: ConfigReader) -> ConfigReader:
-    """RoPE entries in one object, from either spelling. ConfigError for an entry that is given two values.
-
-    transformers 5 writes `rope_parameters` with the base inside; earlier versions write `rope_theta`
-    beside `rope_scaling`, whose kind was once called `type`.
-    """
-    outside = {name: config.get(name) for name in ("rope_theta", "original_max_position_embeddings")}
-    merged: dict[str, Any] = {}
-    for entries in (outside, config.child("rope_scaling").entries, parameters.entries):
-        for name, value in entries.items():
-            if value is not None and merged.setdefault(name, value) != value:
-                raise ConfigError(
-                    f"{config.path}: {name} is {short(merged[name])} in one place and {short(value)} in "
-                    "another; which of them the model was trained with is not known: fetch it again"
-                )
-    merged.setdefault("rope_type", merged.get("type", "default"))
-    return ConfigReader(config.path, merged)
-
-
-def _local_rope_theta(config: ConfigReader, local: ConfigReader | None, family: ModelFamily) -> float | None:
-    """The base of RoPE in layers of sliding attention, where they have their own."""
-    if family.local_rope_theta is None:
-        if local is not None or config.get("rope_local_base_freq") is not None:
-            raise ConfigError(
-                f"{config.path}: layers of sliding attention have RoPE of their own, and those of a "
-                f"{family.architecture} have one for all layers; fetch it again"
-            )
-        return None
-    rope = local or ConfigReader(config.path, {"rope_theta": config.get("rope_local_base_freq")})
-    if rope.get("rope_type") not in (None, "default"):
-        raise ConfigError(
-            f"{config.path}: RoPE of layers of sliding attention has the rule "
-            f"{short(rope.get('rope_type'))}; only plain RoPE is supported there"
-        )
-    return rope.number("rope_theta", default=family.local_rope_theta)
 
 
 def _activation(config: ConfigReader, family: ModelFamily) -> str:

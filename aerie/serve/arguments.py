@@ -40,6 +40,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "-m",
         "--model",
         action="append",
         default=[],

@@ -154,7 +154,8 @@ def from_http_error(error: HTTPException, path: str) -> ApiError:
 def from_validation_errors(errors: Sequence[Any]) -> ApiError:
     """Convert pydantic's list of errors: the first wrong field."""
     first = _most_specific(errors)
-    location = [part for part in first["loc"] if part not in ("body", "query")]
+    in_request = first["loc"][:1] in (("body",), ("query",))
+    location = first["loc"][1:] if in_request else first["loc"]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it cannot be read")
         return ApiError(400, f"the body is no JSON ({reason}); send one object", code="invalid_json")
@@ -178,12 +179,12 @@ def _most_specific(errors: Sequence[Any]) -> Any:
 
 
 def field_path(location: Sequence[str | int]) -> str | None:
-    """The path of a field as messages[0].content, from pydantic's location. Names of union alternatives are
-    left out."""
+    """The path of a field as messages[0].content, from pydantic's location. Names of union alternatives
+    (types, and classes, which begin with a capital letter) are left out."""
     name = ""
     for part in location:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int", "float", "bool"):
+        elif part.isidentifier() and part[0].islower() and part not in ("str", "int", "float", "bool"):
             name += f".{part}" if name else part
     return name or None

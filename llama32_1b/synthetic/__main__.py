@@ -11,7 +11,8 @@ from pathlib import Path
 from aerie.cli.arguments import int_at_least
 from aerie.cli.command_line import CommandParser, run_command, setup_process
 from aerie.common.errors import UserError
-from aerie.engine.config import MAX_LAYERS, ModelConfig
+from aerie.engine.config import ModelConfig
+from aerie.engine.config_layers import MAX_LAYERS
 from aerie.engine.families import FAMILIES
 from aerie.engine.reporter import Reporter
 from aerie.llama32_1b.synthetic.shape import SHAPES, in_family, with_vocabulary

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from aerie.engine.config import CONV_TAPS, ModelConfig
+from aerie.engine.config import ModelConfig
+from aerie.engine.config_layers import CONV_TAPS
 from aerie.engine.families import FAMILIES
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.rope import Llama3Scaling, LongRopeScaling, RopeScaling, rule_entries

@@ -16,14 +16,9 @@ import aerie.virtual_npu.codegen.module  # noqa: F401  registers every emitter
 from aerie.air_dialect import parse
 from aerie.air_dialect.index_constants import NUMBERS, constant_int, leaves
 from aerie.air_dialect.index_divisors import MULTIPLES, REGULAR, Divisibility, is_affine_index, known_divisor
-from aerie.air_dialect.index_expressions import (
-    OPERATIONS,
-    IndexAnalysis,
-    IndexOperator,
-    defining_expr,
-    iteration_range,
-)
+from aerie.air_dialect.index_expressions import IndexAnalysis, defining_expr, iteration_range
 from aerie.air_dialect.index_intervals import INTERVALS, CountedLoop, analyze_loop, interval
+from aerie.air_dialect.index_operators import OPERATIONS, IndexOperator
 from aerie.air_dialect.linear_forms import LINEAR, LinearForm, linear_form
 from aerie.virtual_npu.codegen.access_ranges import BOUNDS
 from aerie.virtual_npu.codegen.body import supported_operations

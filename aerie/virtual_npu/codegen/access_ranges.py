@@ -12,8 +12,9 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from aerie.air_dialect.effects import ACCESSES, accesses
-from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator
+from aerie.air_dialect.index_expressions import IndexAnalysis
 from aerie.air_dialect.index_intervals import interval
+from aerie.air_dialect.index_operators import IndexOperator
 from aerie.air_dialect.values import is_defined_in
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body

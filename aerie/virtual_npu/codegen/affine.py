@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import AffineMapAttr, AffineSetAttr, DenseIntOrFPElem
 from xdsl.ir import Attribute, Operation
 from xdsl.ir.affine import AffineMap
 
-from aerie.air_dialect.index_expressions import IndexOperator
+from aerie.air_dialect.index_operators import IndexOperator
 from aerie.air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
 from aerie.virtual_npu.codegen import memory, size_checks, types
 from aerie.virtual_npu.codegen.body import Body, Scalar, emitter

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator
+from aerie.air_dialect.index_expressions import IndexAnalysis
 from aerie.air_dialect.index_intervals import INTERVALS, Interval, single_value
+from aerie.air_dialect.index_operators import IndexOperator
 from aerie.air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen.body import CppFile

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from xdsl.ir.affine import AffineConstraintKind, AffineExpr, AffineMap, AffineSet
 
-from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator
+from aerie.air_dialect.index_expressions import IndexAnalysis
+from aerie.air_dialect.index_operators import IndexOperator
 
 
 def is_integer(text: str) -> bool:

@@ -133,8 +133,8 @@ RUNTIME = ["runtime.cc", "copies.cc", "team.cc", "sizes.cc"]
 """What every program links."""
 
 _CHECKS = [
-    "check.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "happens_before.cc", "races.cc", "record.cc",
-    "stop.cc",
+    "check.cc", "arena.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "happens_before.cc", "races.cc",
+    "record.cc", "stop.cc",
 ]  # fmt: skip
 
 

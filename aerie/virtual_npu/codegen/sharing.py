@@ -23,8 +23,9 @@ from xdsl.ir.affine import AffineDimExpr
 
 from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, memory_effects
 from aerie.air_dialect.index_constants import NUMBERS, constant_int
-from aerie.air_dialect.index_expressions import COMPARISONS, IndexAnalysis, literal_constant, mixed_values
+from aerie.air_dialect.index_expressions import IndexAnalysis, literal_constant, mixed_values
 from aerie.air_dialect.index_intervals import INTERVALS, Interval
+from aerie.air_dialect.index_operators import COMPARISONS
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,

@@ -13,7 +13,8 @@ from xdsl.dialects.builtin import IndexType, ModuleOp
 from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
 
 from aerie.air_dialect.index_constants import NUMBERS, Known, constant_int
-from aerie.air_dialect.index_expressions import Term, iteration_range, operand_values
+from aerie.air_dialect.index_expressions import iteration_range
+from aerie.air_dialect.index_operators import Term, operand_values
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
 from aerie.common.errors import ProgramError
 from aerie.device.report import line_of

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from xdsl.dialects import affine, scf
 from xdsl.ir import Operation, SSAValue
@@ -36,6 +36,7 @@ from aerie.air_dialect.values import root_value
 from aerie.device.conditions import condition_holds
 from aerie.device.transfers import TransferSide, extents, transfer_sides
 from aerie.virtual_npu.timing.bodies import LOOPS, Bodies, Step, TimingError, walked_trips
+from aerie.virtual_npu.timing.buffer_order import CoreOrder, MemtileBuffer
 from aerie.virtual_npu.timing.core_costs import buffer_bytes
 from aerie.virtual_npu.timing.parameters import Parameters
 from aerie.virtual_npu.timing.replay import Event, Resource
@@ -54,36 +55,12 @@ _Chain = tuple[str, tuple[int, ...]]
 _Turn = tuple[str, tuple[int, ...], int]
 
 
-@dataclass
-class _Fill:
-    """What one buffer of L2 holds now, and held before: who wrote it and who reads it."""
-
-    writers: list[Event] = field(default_factory=list)
-    readers: list[Event] = field(default_factory=list)
-    readers_before: list[Event] = field(default_factory=list)
-    room: list[Event] = field(default_factory=list)
-    """Who must be done before what is there now may be written."""
-
-
-@dataclass
-class _CoreState:
-    """Where one core is: its last event, the work since then, and the transfers it must wait for."""
-
-    resource: Resource
-    last: Event | None = None
-    pending: float = 0.0
-    waits: dict[object, Event] = field(default_factory=dict)
-    arrivals: dict[SSAValue, Event | None] = field(default_factory=dict)
-    """The core's event before it last took a buffer's data: from then on the half before that is free."""
-    sent: dict[SSAValue, Event] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class _Scope:
     """Where a step runs: the known indices, the core, and whether a loop of its body is around it."""
 
     known: dict[SSAValue, int]
-    core: _CoreState | None = None
+    core: CoreOrder | None = None
     core_name: Core | None = None
     herd: HerdOp | None = None
     in_loop: bool = False
@@ -99,9 +76,9 @@ class LaunchEvents:
         self.resources: dict[object, Resource] = {}
         self.macs = self.ddr_bytes = 0
         self._first = self._iterations = 0
-        self._cores: dict[Core, _CoreState] = {}
+        self._cores: dict[Core, CoreOrder] = {}
         self._herds: dict[HerdOp, str] = {}
-        self._fills: defaultdict[SSAValue, _Fill] = defaultdict(_Fill)
+        self._memtile_buffers: defaultdict[SSAValue, MemtileBuffer] = defaultdict(MemtileBuffer)
         self._chain: dict[object, Event] = {}
         self._begun: set[object] = set()
         self._shared: dict[object, Event] = {}
@@ -123,7 +100,7 @@ class LaunchEvents:
         known: dict[SSAValue, int] = dict(zip(self.launch.ids, ids, strict=True))
         self._walk(self.bodies.steps(self.launch.body.block), _Scope(known))
         for state in self._cores.values():
-            self._flush(state)
+            state.flush()
         self._check_pairs()
 
     def limit_shim(self) -> None:
@@ -196,47 +173,11 @@ class LaunchEvents:
                 "of loops with transfers, which the timing model does not follow: move more data in each"
             )
 
-    def _core(self, name: Core) -> _CoreState:
+    def _core(self, name: Core) -> CoreOrder:
         if name not in self._cores:
             resource = self._resource(("core", name), lambda: f"{name[0]}{list(name[1])}", "core", 0.0)
-            self._cores[name] = _CoreState(resource)
+            self._cores[name] = CoreOrder(resource, self._add, self.parameters.lock_cycles)
         return self._cores[name]
-
-    # ---- cores ----
-
-    def _flush(self, state: _CoreState) -> Event | None:
-        """The event of what a core has computed since its last; returns the last."""
-        if state.pending or state.waits:
-            event = self._add([state.resource], state.pending)
-            event.after(state.last)
-            for transfer in state.waits.values():
-                event.after(transfer)
-            state.last, state.pending, state.waits = event, 0.0, {}
-        return state.last
-
-    def _receive(self, event: Event, buffer: SSAValue, scope: _Scope) -> None:
-        """A core takes what a transfer brings; the transfer waits for room."""
-        state = scope.core
-        assert state is not None
-        if buffer in state.waits or state.pending:
-            self._flush(state)
-        if scope.in_loop or buffer in state.arrivals:
-            room = state.arrivals.get(buffer) if scope.in_loop else state.last
-            event.after(room)
-        state.arrivals[buffer] = state.last
-        state.waits[buffer] = event
-        state.pending += self.parameters.lock_cycles
-
-    def _send(self, event: Event, buffer: SSAValue, scope: _Scope) -> None:
-        """A core hands over what a transfer takes away; it goes on when the transfer before is done."""
-        state = scope.core
-        assert state is not None
-        event.after(self._flush(state))
-        before = state.sent.get(buffer) if scope.in_loop else event
-        state.sent[buffer] = event
-        state.pending += self.parameters.lock_cycles
-        if before is not None:
-            state.waits[("sent", buffer)] = before
 
     # ---- transfers ----
 
@@ -357,23 +298,9 @@ class LaunchEvents:
         """What the buffer at one end lets the transfer wait for."""
         root = root_value(side.memref)
         if side.space == L2:
-            self._touch_l2(event, side, scope)
+            self._memtile_buffers[root].order(event, side.reads, scope.in_loop)
         elif side.space == L1 and scope.core is not None:
-            (self._send if side.reads else self._receive)(event, root, scope)
-
-    def _touch_l2(self, event: Event, side: TransferSide, scope: _Scope) -> None:
-        fill = self._fills[root_value(side.memref)]
-        if side.reads:
-            for writer in fill.writers:
-                event.after(writer)
-            fill.readers.append(event)
-            return
-        if fill.readers:
-            fill.room = fill.readers_before if scope.in_loop else fill.readers
-            fill.readers_before, fill.readers, fill.writers = fill.readers, [], []
-        for reader in fill.room:
-            event.after(reader)
-        fill.writers.append(event)
+            (scope.core.send if side.reads else scope.core.receive)(event, root, scope.in_loop)
 
     # ---- channels ----
 

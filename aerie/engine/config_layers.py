@@ -1,0 +1,169 @@
+"""What config.json says of single layers: their sliding windows, RoPE and short convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aerie.engine.config_reader import ConfigReader, short
+from aerie.engine.errors import ConfigError
+from aerie.engine.model_family import ModelFamily
+
+MAX_LAYERS = 1000
+"""Several times those of any published model; a config with more is damaged, and nothing is made by it."""
+MAX_TAPS = 64
+"""Of a short convolution, in rows."""
+CONV_TAPS = 3
+"""`conv_L_cache` where config.json does not say it."""
+
+FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
+"""Kinds of layers in `layer_types`, and in `rope_parameters` where it has RoPE by kind of layer."""
+
+ROTARY_PART = "partial_rotary_factor"
+
+
+def read_layers_with_conv(
+    config: ConfigReader, family: ModelFamily, layers: int
+) -> tuple[frozenset[int], int]:
+    """The layers with a short convolution, and the rows that it reads: those that `layer_types` says, else
+    all that `full_attn_idxs` does not name."""
+    if not family.conv_tensors:
+        return frozenset(), 0
+    kinds, attending = config.items("layer_types"), config.items("full_attn_idxs")
+    if not kinds and attending:
+        kinds = [FULL if layer in attending else CONV for layer in range(layers)]
+    conv = frozenset(layer for layer, kind in enumerate(kinds[:layers]) if kind == CONV)
+    if kinds and (len(kinds) < layers or len(conv) == layers):
+        raise ConfigError(
+            f"{config.path}: layer_types has {len(kinds)} entries for {layers} layers, {len(conv)} of them "
+            f"{CONV!r}; each layer needs one, and one layer at least {FULL!r}: fetch it again"
+        )
+    return conv, config.positive_int("conv_L_cache", default=CONV_TAPS, most=MAX_TAPS)
+
+
+def read_window(config: ConfigReader, family: ModelFamily) -> int | None:
+    """How far back the layers with a window see; None where no layer has one."""
+    window = config.positive_int_or_none("sliding_window", if_absent=family.sliding_window)
+    if not family.has_window:
+        if SLIDING in config.items("layer_types"):
+            raise ConfigError(
+                f"{config.path}: layer_types has {SLIDING!r}, and a {family.architecture} has no windows; "
+                "fetch it again"
+            )
+        return None
+    if family.window_is_optional and not config.flag("use_sliding_window", default=False):
+        window = None
+    kinds = config.items("layer_types")
+    if window is None and SLIDING in kinds:
+        raise ConfigError(
+            f"{config.path}: layer_types has {SLIDING!r} and sliding_window does not say how far it reaches; "
+            "fetch it again"
+        )
+    return window
+
+
+def read_layers_with_window(
+    config: ConfigReader, family: ModelFamily, layers: int, without_rope: frozenset[int]
+) -> frozenset[int]:
+    """The layers that a window belongs to, by transformers' rules: those of `layer_types`, else all, or where
+    the window is optional those from `max_window_layers` on or, as in SmolLM3, those without RoPE."""
+    kinds = config.items("layer_types")
+    if kinds and len(kinds) < layers:
+        raise ConfigError(
+            f"{config.path}: layer_types names {len(kinds)} layers of {layers}; which of the others have a "
+            "window is not known; fetch it again"
+        )
+    if kinds:
+        return frozenset(layer for layer in range(layers) if kinds[layer] == SLIDING)
+    if family.full_attention_interval:
+        interval = config.positive_int("sliding_window_pattern", default=family.full_attention_interval)
+        return frozenset(layer for layer in range(layers) if (layer + 1) % interval)
+    if not family.window_is_optional:
+        return frozenset(range(layers))
+    if family.no_rope_interval:
+        return without_rope
+    first = config.positive_int("max_window_layers", default=family.window_layers, least=0)
+    return frozenset(range(first, layers))
+
+
+def read_layers_without_rope(config: ConfigReader, family: ModelFamily, layers: int) -> frozenset[int]:
+    """The layers that the entry `no_rope_layers` has 0 for, else those of the interval. Other families than
+    those with an interval are refused before, where an entry asks for such a layer."""
+    turned = config.items("no_rope_layers")
+    if turned:
+        if len(turned) < layers or any(isinstance(each, bool) or each not in (0, 1) for each in turned):
+            raise ConfigError(
+                f"{config.path}: no_rope_layers is {short(turned)}; it must be a list of {layers} numbers or "
+                "more, 1 for a layer with RoPE and 0 for one without: which layers turn their heads is not "
+                "known; fetch it again"
+            )
+        return frozenset(layer for layer in range(layers) if not turned[layer])
+    if not family.no_rope_interval:
+        return frozenset()
+    interval = config.positive_int("no_rope_layer_interval", default=family.no_rope_interval, most=MAX_LAYERS)
+    return family.default_layers_without_rope(layers, interval)
+
+
+def read_ropes(config: ConfigReader) -> tuple[ConfigReader, ConfigReader | None]:
+    """RoPE entries of the layers, and of those with sliding attention where these have their own."""
+    parameters = config.child("rope_parameters")
+    kinds = [kind for kind in (FULL, SLIDING) if isinstance(parameters.get(kind), dict)]
+    if not kinds:
+        return _rope(config, parameters), None
+    if sorted(parameters.entries) != [FULL, SLIDING]:
+        raise ConfigError(
+            f"{config.path}: rope_parameters has {short(sorted(parameters.entries))}; RoPE by kind of layer "
+            f"needs {FULL!r} and {SLIDING!r}, and nothing beside them: fetch it again"
+        )
+    full, sliding = (_rope(config, parameters.child(kind)) for kind in (FULL, SLIDING))
+    return full, sliding
+
+
+def _rope(config: ConfigReader, parameters: ConfigReader) -> ConfigReader:
+    """RoPE entries in one object, from either spelling. ConfigError for an entry that is given two values.
+
+    transformers 5 writes `rope_parameters` with the base inside; earlier versions write `rope_theta`
+    beside `rope_scaling`, whose kind was once called `type`.
+    """
+    outside = {name: config.get(name) for name in ("rope_theta", "original_max_position_embeddings")}
+    merged: dict[str, Any] = {}
+    for entries in (outside, config.child("rope_scaling").entries, parameters.entries):
+        for name, value in entries.items():
+            if value is not None and merged.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"{config.path}: {name} is {short(merged[name])} in one place and {short(value)} in "
+                    "another; which of them the model was trained with is not known: fetch it again"
+                )
+    merged.setdefault("rope_type", merged.get("type", "default"))
+    return ConfigReader(config.path, merged)
+
+
+def read_local_rope_theta(
+    config: ConfigReader, local: ConfigReader | None, family: ModelFamily
+) -> float | None:
+    """The base of RoPE in layers of sliding attention, where they have their own."""
+    if family.local_rope_theta is None:
+        if local is not None or config.get("rope_local_base_freq") is not None:
+            raise ConfigError(
+                f"{config.path}: layers of sliding attention have RoPE of their own, and those of a "
+                f"{family.architecture} have one for all layers; fetch it again"
+            )
+        return None
+    rope = local or ConfigReader(config.path, {"rope_theta": config.get("rope_local_base_freq")})
+    if rope.get("rope_type") not in (None, "default"):
+        raise ConfigError(
+            f"{config.path}: RoPE of layers of sliding attention has the rule "
+            f"{short(rope.get('rope_type'))}; only plain RoPE is supported there"
+        )
+    return rope.number("rope_theta", default=family.local_rope_theta)
+
+
+def read_rotary_part(config: ConfigReader, rope: ConfigReader, head_dim: int) -> float:
+    """How much of a head RoPE turns."""
+    given = rope if ROTARY_PART in rope.entries else config
+    part = given.number(ROTARY_PART, default=1.0)
+    if part > 1 or int(head_dim * part) % 2 or int(head_dim * part) < 2:
+        raise ConfigError(
+            f"{config.path}: {ROTARY_PART} is {part:g} of a head of {head_dim}; RoPE turns pairs, so an even "
+            "number of its elements, at most all: fetch it again"
+        )
+    return part
