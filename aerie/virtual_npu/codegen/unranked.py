@@ -22,4 +22,4 @@ def give_elements(module: ModuleOp, elements: Sequence[int]) -> None:
             if isinstance(type_, UnrankedMemRefType):
                 ranked = MemRefType(type_.element_type, [count], memory_space=type_.memory_space)
                 Rewriter.replace_value_with_new_type(argument, ranked)
-        function.update_function_type()
+        function.update_function_type()  # type: ignore[no-untyped-call]
