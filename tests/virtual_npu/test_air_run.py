@@ -80,7 +80,7 @@ def test_an_object_holds_its_source_and_its_options(tmp_path: Path, monkeypatch:
     assert found.source == source
     assert found.flags[-2:] == ("-DN=3", f"-I{tmp_path}/inc")
     assert objects_command.main(["aie2", "-c", "src/own.cc", "-o", "k.o"]) == 0
-    assert kernel_objects([kernel()], [tmp_path])[0].flags[-1] == "-D__AIEARCH__=20"
+    assert kernel_objects([kernel()], [tmp_path])[0].flags[-2:] == ("-D__AIEARCH__=20", "-D__AIE_ARCH__=20")
     source.unlink()
     with pytest.raises(KernelSourceError, match=r"own\.cc, which is gone: compile the kernel again"):
         kernel_objects([kernel()], [tmp_path])

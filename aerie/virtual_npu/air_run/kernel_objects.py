@@ -14,7 +14,7 @@ import sys
 MARK = "aerie kernel objects"
 ALWAYS = ("-include", "aie_kernels/aie_kernel_utils.h")
 """Newer versions of the AIE API have the loop hints of this header themselves."""
-AIE2 = "-D__AIEARCH__=20"
+AIE2 = ("-D__AIEARCH__=20", "-D__AIE_ARCH__=20")
 """What the compiler defines for npu1's cores."""
 
 
@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
         elif word in ("-D", "-I"):
             flags.append(_flag(word, next(rest, "")))
         elif word == "aie2" or word.startswith("--target=aie2-"):
-            flags.append(AIE2)
+            flags += AIE2
         elif word[:2] in ("-D", "-I"):
             flags.append(_flag(word[:2], word[2:]))
         elif word.endswith((".cc", ".cpp", ".c", ".cxx")):
