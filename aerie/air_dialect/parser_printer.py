@@ -65,7 +65,7 @@ def make_context() -> Context:
     ctx = _Context()
     for dialect in (AIR, *DIALECTS):
         ctx.load_dialect(dialect)
-    for name in ("aie", "aiex", "aievec"):
+    for name in ("aie", "aiex", "aievec", "airrt"):
         ctx.register_dialect(name, functools.partial(_compiled_dialect, name.upper()))
     return ctx
 

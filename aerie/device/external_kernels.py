@@ -133,46 +133,59 @@ class KernelObject:
 
 
 def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path]) -> list[KernelObject]:
-    """One object per link_with name. The source is looked up in `kernel_dirs`, then in kernels_cc.
+    """What each link_with name stands for. The source is looked up in `kernel_dirs`, then in kernels_cc.
 
-    Raises KernelSourceError if a source is missing, or two sources have one object.
+    Raises KernelSourceError if a source is missing, or two kernels name one object and different sources.
     """
-    by_object: dict[str, tuple[ExternalKernel, KernelObject]] = {}
+    by_object: dict[str, tuple[ExternalKernel, list[KernelObject]]] = {}
     folders = [*map(Path, kernel_dirs), OWN_KERNELS]
     for kernel in kernels:
-        flags = tuple(f"-D{define}" for define in kernel.defines)
-        item = _recorded_object(kernel, folders) or KernelObject(_find_source(kernel, folders), flags)
-        _check_parameters(kernel, item.source)
-        earlier = by_object.setdefault(kernel.object_name, (kernel, item))
-        if earlier[1] != item:
+        items = _recorded_objects(kernel, folders) or [_named_object(kernel, folders)]
+        for item in items:
+            _check_parameters(kernel, item.source)
+        earlier = by_object.setdefault(kernel.object_name, (kernel, items))
+        if earlier[1] != items:
             raise KernelSourceError(
                 f"@{earlier[0].symbol} and @{kernel.symbol} both link with {kernel.object_name}, but name "
-                f"different sources or defines ({earlier[1].description} and {item.description}): give one "
-                "of them another link_with"
+                f"different sources or defines ({_description(earlier[1])} and {_description(items)}): give "
+                "one of them another link_with"
             )
-    return [item for _, item in by_object.values()]
+    return [item for _, items in by_object.values() for item in items]
 
 
-OBJECT_MARK = "aerie kernel object"
+def _description(items: Sequence[KernelObject]) -> str:
+    return ", ".join(item.description for item in items)
+
+
+def _named_object(kernel: ExternalKernel, folders: Sequence[Path]) -> KernelObject:
+    """The source that the program names, with the program's macros."""
+    return KernelObject(_find_source(kernel, folders), tuple(f"-D{define}" for define in kernel.defines))
+
+
+OBJECT_MARK = "aerie kernel objects"
 _OBJECT_BYTES = 1 << 16
 
 
-def _recorded_object(kernel: ExternalKernel, folders: Sequence[Path]) -> KernelObject | None:
+def _recorded_objects(kernel: ExternalKernel, folders: Sequence[Path]) -> list[KernelObject]:
     """What an object file in the kernel folders holds, where our stand-in for the compiler has written it
-    (aerie/virtual_npu/air_run/kernel_objects.py); None for any other object."""
+    (aerie/virtual_npu/air_run/kernel_objects.py), several where objects were linked into one; nothing for an
+    object of another compiler."""
     path = find_source(kernel.object_name, folders)
     if path is None or path.stat().st_size > _OBJECT_BYTES:
-        return None
+        return []
     try:
         fields = json.loads(path.read_bytes())
     except ValueError:
-        return None
+        return []
     if not isinstance(fields, dict) or fields.get("kind") != OBJECT_MARK:
-        return None
-    source = Path(fields["source"])
-    if not source.is_file():
-        raise KernelSourceError(f"{path} was made from {source}, which is gone: compile the kernel again")
-    return KernelObject(source, tuple(fields["flags"]))
+        return []
+    items = [KernelObject(Path(part["source"]), tuple(part["flags"])) for part in fields["objects"]]
+    for item in items:
+        if not item.source.is_file():
+            raise KernelSourceError(
+                f"{path} was made from {item.source}, which is gone: compile the kernel again"
+            )
+    return items
 
 
 def _leads_below(name: str) -> bool:
@@ -227,11 +240,11 @@ def constant_parameters(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> 
     then write through them.
     """
     try:
-        (kernel_object,) = kernel_objects([kernel], kernel_dirs)
+        sources = [item.source for item in kernel_objects([kernel], kernel_dirs)]
     except KernelSourceError:
         return frozenset()
-    definitions = _definitions(kernel, kernel_object.source)
-    if len(definitions) != 1 or _CAST.search(_without_comments(kernel_object.source)):
+    definitions = [text for source in sources for text in _definitions(kernel, source)]
+    if len(definitions) != 1 or any(_CAST.search(_without_comments(source)) for source in sources):
         return frozenset()
     parameters = definitions[0].split(",")
     return frozenset(i for i, text in enumerate(parameters) if _POINTER_TO_CONST.fullmatch(text))

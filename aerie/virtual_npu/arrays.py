@@ -35,6 +35,13 @@ def read_npz(path: Path, entry: EntryPoint) -> list[Array]:
     return check_arrays(_read_archive(path), entry)
 
 
+def sizes(path: Path) -> list[int]:
+    """How many elements the arrays `arg0`, `arg1`, ... of a .npz file have. Raises VnpuArgumentError."""
+    found = _read_archive(path)
+    named = (found.get(f"arg{number}") for number in range(len(found)))
+    return [0 if array is None else array.size for array in named]
+
+
 def _read_archive(path: Path) -> dict[str, Array]:
     try:
         with path.open("rb") as file:

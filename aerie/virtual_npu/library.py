@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,6 +123,25 @@ class EntryPoint:
     arguments: tuple[ArgumentType, ...]
 
 
+_LOADED: dict[Path, tuple[int, int, int]] = {}
+"""The files that this process has loaded, each with its device, inode and time."""
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    """The shared object at an absolute path, as it lies there now.
+
+    The dynamic linker knows a loaded object by its path, and gives the old one where the file was replaced.
+    """
+    status = path.stat()
+    identity = status.st_dev, status.st_ino, status.st_mtime_ns
+    if _LOADED.setdefault(path, identity) == identity:
+        return ctypes.CDLL(str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder) / path.name
+        link.symlink_to(path)
+        return ctypes.CDLL(str(link))
+
+
 class Library:
     """A shared object that `virtual_npu.build` made, loaded. `entries`: its public functions, by name;
     `kernels`: the external functions that it calls."""
@@ -133,7 +153,7 @@ class Library:
         """Load it. Raises ProgramError when the file is no such object or of another version."""
         self.path = Path(path)
         try:
-            self._library = ctypes.CDLL(str(self.path.resolve()))
+            self._library = _load(self.path.resolve())
             first = ctypes.c_char.in_dll(self._library, "vnpu_metadata")
         except (OSError, ValueError) as error:
             raise ProgramError(

@@ -129,7 +129,8 @@ class Program:
         stop_at: StopPoint | int | str | Sequence[StopPoint | int | str] = (),
         show: str | Sequence[str] = (),
     ) -> Result:
-        """Run a public function on arrays, one per argument; the arrays given stay as they are.
+        """Run a public function on arrays, one per argument; the arrays given stay as they are. An argument
+        `memref<*xT>` takes an array of any shape.
 
         bf16 is taken as ml_dtypes.bfloat16 or as its bits in uint16, signless integers as signed or unsigned
         ones, and all are given back as they came.
@@ -153,25 +154,31 @@ class Program:
         stops, shown = stop_points(stop_at), (show,) if isinstance(show, str) else tuple(show)
         if shown and not stops:
             raise OptionError(f"show {shown[0]} looks at a buffer where a run stops: give stop_at too")
-        program = self._stopping(stops, perturb=perturb, garbage=garbage, expect=expect) if stops else self
+        inputs = [np.asarray(array) for array in arguments]
+        program = self.with_elements([array.size for array in inputs])
+        if stops:
+            program = program._stopping(stops, perturb=perturb, garbage=garbage, expect=expect)
         program._check_can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
         entry_point = program.entry(entry)
-        inputs = [np.asarray(array) for array in arguments]
-        start = arrays.check_arrays({f"arg{i}": array for i, array in enumerate(inputs)}, entry_point)
+        start = arrays.check_arrays(
+            {f"arg{i}": program._flat(array, i, entry_point) for i, array in enumerate(inputs)}, entry_point
+        )
         outputs = [array.copy() for array in start]
         options = RunOptions(races=races, time_limit=time_limit, stops=stops, show=shown)
         first = dataclasses.replace(options, stats=stats, trace=trace)
         with _with_source_places(self.source.text):
             result = _run_reporting_alike(program.library, entry_point, outputs, first)
             if expect is not None:
-                self._check_expected(entry_point, start, outputs, expect, tolerance)
+                program._check_expected(entry_point, start, outputs, expect, tolerance)
             for number in range(seed, seed + perturb):
                 other = dataclasses.replace(options, seed=number)
-                self._compare(entry_point, start, outputs, other, _SCHEDULE)
+                program._compare(entry_point, start, outputs, other, _SCHEDULE)
             for number in range(seed, seed + garbage):
                 other = dataclasses.replace(options, garbage=number)
-                self._compare(entry_point, start, outputs, other, _GARBAGE)
-        shaped_outputs = tuple(out.view(array.dtype) for out, array in zip(outputs, inputs, strict=True))
+                program._compare(entry_point, start, outputs, other, _GARBAGE)
+        shaped_outputs = tuple(
+            out.view(array.dtype).reshape(array.shape) for out, array in zip(outputs, inputs, strict=True)
+        )
         return Result(shaped_outputs, result.notes, result.record, 1 + perturb, result.stop)
 
     def check(self, device: str = "npu2", *, omit_ping_pong: str = "") -> CheckReport:
@@ -193,6 +200,19 @@ class Program:
             kernel_dirs=source.kernel_dirs,
             filename=source.filename,
         )
+
+    def with_elements(self, elements: Sequence[int]) -> Program:
+        """This program, with so many elements in each argument `memref<*xT>`; itself where it has none."""
+        if "memref<*x" not in self.source.text:
+            return self
+        options = dataclasses.replace(self.source.options, elements=tuple(elements))
+        return dataclasses.replace(self, source=dataclasses.replace(self.source, options=options))
+
+    def _flat(self, array: Array, number: int, entry: EntryPoint) -> Array:
+        """An array for an argument that had no shape, in one dimension; any other as it is."""
+        shapes = [argument.shape for argument in entry.arguments]
+        is_flat = bool(self.source.options.elements) and shapes[number : number + 1] == [(array.size,)]
+        return array.reshape(-1) if is_flat else array
 
     def _stopping(self, stops: Sequence[StopPoint], **others: object) -> Program:
         """This program, built so that it can stop there."""

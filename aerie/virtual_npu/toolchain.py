@@ -20,6 +20,7 @@ from aerie.virtual_npu.aie import module as aie
 from aerie.virtual_npu.aie.module import has_devices
 from aerie.virtual_npu.codegen.module import GeneratedCpp, generate
 from aerie.virtual_npu.codegen.passes.pipeline import advance
+from aerie.virtual_npu.codegen.unranked import give_elements
 from aerie.virtual_npu.errors import OptionError
 from aerie.virtual_npu.objects import HEADERS, INCLUDE, TranslationUnit, shared_object
 from aerie.virtual_npu.options import EXACT, BuildOptions
@@ -43,6 +44,7 @@ def _generated(
 ) -> tuple[GeneratedCpp, BuildOptions]:
     """The C++ of a text, and the options to compile it with: cores of devices check bounds alone."""
     module = _parse(text, filename)
+    give_elements(module, options.elements)
     if not has_devices(module):
         return generate(module, text, options, kernel_dirs), options
     if options.stop_lines:

@@ -6,8 +6,16 @@
 #include "aie_api/aie.hpp"
 #include "aie_api/host/lut_values.hpp"
 
+// Values as they lie in an array, in pieces that host/luts.hpp describes.
+#if defined(__AIE_ARCH__) && __AIE_ARCH__ == 20
+#define AIE_HOST_TWICE(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) \
+  a, b, c, d, e, f, g, h, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, i, j, k, l, m, n, o, p
+#else
+#define AIE_HOST_TWICE(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) \
+  a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p
+#endif
+
 // The arrays as kernels declare them. One unit of several has them, as of all inline variables.
-#define AIE_HOST_TWICE(a, b, c, d, e, f, g, h) a, b, c, d, e, f, g, h, a, b, c, d, e, f, g, h
 #define AIE_HOST_LUT(name, VALUES) alignas(aie::vector_decl_align) inline int16 name[512] = {VALUES(AIE_HOST_TWICE)}
 AIE_HOST_LUT(exp_ilut_ab, AIE_HOST_INTEGER_POWERS);
 AIE_HOST_LUT(exp_ilut_cd, AIE_HOST_INTEGER_POWERS);

@@ -38,6 +38,15 @@ def test_inverses_have_the_seven_bits_of_bf16(further: Any) -> None:
     assert np.array_equal(out.astype(np.float32), 1 / x)
 
 
+@pytest.mark.parametrize(("defines", "piece"), [({"__AIE_ARCH__": 20}, 8), ({}, 16)], ids=["AIE2", "AIE2P"])
+def test_a_table_lies_in_pieces_each_twice(build_cc: Callable[..., Any], defines: Any, piece: int) -> None:
+    functions = build_cc(Path(__file__).with_name("further.cc"), defines)
+    values = np.repeat(np.arange(64, dtype=np.int16).reshape(-1, 1, piece), 2, axis=1)
+    index, out = np.arange(0, 64, 4, dtype=np.int16), np.zeros(16, np.int16)
+    functions.looked_up(values, index, out)
+    assert out.tolist() == index.tolist()
+
+
 def test_a_look_up_outside_of_a_table_gives_its_end(further: Any) -> None:
     x = np.array([-100, -7, -6, 0, 1, 2, 3, 100, 504, 505, 506, 507, 600, 9, 8, 7], np.int16)
     out = np.zeros(16, BF16)

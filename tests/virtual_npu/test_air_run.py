@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aerie.device.errors import KernelSourceError
-from aerie.device.external_kernels import ExternalKernel, kernel_objects
+from aerie.device.external_kernels import ExternalKernel, constant_parameters, kernel_objects
 from aerie.virtual_npu.air_run import bindings, checkouts, compiler, environment, operations, table
 from aerie.virtual_npu.air_run import kernel_objects as objects_command
 from aerie.virtual_npu.air_run.__main__ import main
@@ -80,7 +80,7 @@ def test_an_object_holds_its_source_and_its_options(tmp_path: Path, monkeypatch:
     assert found.source == source
     assert found.flags[-2:] == ("-DN=3", f"-I{tmp_path}/inc")
     assert objects_command.main(["aie2", "-c", "src/own.cc", "-o", "k.o"]) == 0
-    assert kernel_objects([kernel()], [tmp_path])[0].flags[-1] == "-D__AIEARCH__=20"
+    assert kernel_objects([kernel()], [tmp_path])[0].flags[-2:] == ("-D__AIEARCH__=20", "-D__AIE_ARCH__=20")
     source.unlink()
     with pytest.raises(KernelSourceError, match=r"own\.cc, which is gone: compile the kernel again"):
         kernel_objects([kernel()], [tmp_path])
@@ -91,6 +91,23 @@ def test_an_object_of_another_compiler_is_built_from_its_source(tmp_path: Path) 
     for content in (b"\x7fELF", b"{}", b"[1]"):
         (tmp_path / "k.o").write_bytes(content)
         assert kernel_objects([kernel()], [tmp_path])[0].source == tmp_path / "k.cc"
+
+
+def test_objects_are_linked_into_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("f.cc").write_text('extern "C" void f(const float *x) {}\n')
+    Path("g.cc").write_text('extern "C" void g(float *x) {}\n')
+    for name in "fg":
+        assert objects_command.main(["-c", f"{name}.cc", f"-D{name}"]) == 0
+    assert objects_command.main(["-r", "-o", "k.o", "f.o", "g.o"]) == 0
+    found = kernel_objects([kernel()], [tmp_path])
+    assert [item.source.name for item in found] == ["f.cc", "g.cc"]
+    assert [item.flags[-1] for item in found] == ["-Df", "-Dg"]
+    assert constant_parameters(kernel(), [tmp_path]) == {0}
+    assert objects_command.main(["-r", "-o", "k.o", "f.o", "none.o"]) == 1
+    assert "error: none.o is no object that the virtual NPU's compiler wrote" in capsys.readouterr().err
 
 
 def test_a_compilation_without_source_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,6 +131,7 @@ def test_aircc_builds_what_pyxrt_loads(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     Path("air.mlir").write_text(NOTHING)
     words = ["--device", "npu2", "air.mlir", "-o", "air.xclbin", "-i", "air.insts.bin", "--peano", "x"]
+    words += ["--no-xbridge", "--host-target", "x86_64", "-stack-size=2048", "-num-rows", "6"]
     assert compiler.main(words) == 0
     device, xclbin = pyxrt.device(0), pyxrt.xclbin("air.xclbin")
     device.register_xclbin(xclbin)
@@ -178,7 +196,7 @@ def test_the_commands_that_take_the_place_of_a_build(tmp_path: Path, checkout: P
         check=False,
     )
     assert found.returncode == 0
-    assert json.loads((tmp_path / "k.o").read_text())["source"] == str(source)
+    assert json.loads((tmp_path / "k.o").read_text())["objects"][0]["source"] == str(source)
     assert (Path(variables["PEANO_INSTALL_DIR"]) / "bin" / "clang++").stat().st_mode & 0o111
 
 
@@ -232,7 +250,9 @@ LIT = """\
 // RUN: mkdir -p here
 // RUN: %run_on_npu1% echo "size  is 12" | FileCheck %s
 // RUN: sh -c 'echo "error: no room"; exit 3' 2>&1 | FileCheck %s
+// RUN: echo "9 GB/s" | FileCheck --check-prefix=PROFILE %s
 // CHECK: size is {{[0-9]+}}
+// PROFILE: GB/s
 """
 
 
@@ -247,6 +267,7 @@ def test_the_table_says_which_pass_and_why_not(tmp_path: Path, checkout: Path) -
     assert table.read(output) == [
         table.Row("sizes/run:1", "npu1", "pass", ""),
         table.Row("sizes/run:2", "npu1", "fail", "error: no room"),
+        table.Row("sizes/run:3", "npu1", "pass", ""),
     ]
 
 
@@ -282,6 +303,7 @@ with Context(), Location.unknown():
 
         @func.FuncOp.from_py_func(host, host)
         def copy(x, y):
+            global block, part
             ChannelPutOp(None, [], [], x, [], [], [], chan_name="in", static_src_offsets=[],
                          static_src_sizes=[], static_src_strides=[])
             one = arith.constant(IndexType.get(), 1)
@@ -296,6 +318,20 @@ with Context(), Location.unknown():
                 HerdTerminatorOp()
             ChannelGetOp(async_dependencies=[], chan_name="out", indices=[], dst=y)
             assert tile.async_token is None and list(tile.sizes) == [one, one]
+    declared = func.FuncOp("declared", ([own], []), ip=InsertionPoint.at_block_begin(module.body))
+    declared.attributes["sym_visibility"] = StringAttr.get("private")
+    with InsertionPoint(block.operations[2]):
+        func.CallOp([], "declared", [part])
+        assert module.operation.verify() and declared.operation.verify()
+    with InsertionPoint(block.operations[1]):
+        wrong = func.CallOp([], "undeclared", [part])
+    try:
+        module.operation.verify()
+    except MLIRError as error:
+        assert "'undeclared' does not reference a valid function" in str(error)
+    else:
+        raise AssertionError("a call of nothing was taken")
+    wrong.operation.erase()
 text = str(module)
 assert "air.channel.put" in text and text.startswith("module {"), text
 again = Module.parse(text, Context())

@@ -309,3 +309,11 @@ def test_a_call_is_made_any_number_of_times(tmp_path):
         call()
         np.testing.assert_array_equal(target, source)
         assert virtual_npu.Library.seconds > before
+
+
+def test_a_program_that_replaces_another_is_the_one_that_runs(run, program, tmp_path):
+    path, arrays = tmp_path / "air.so", (np.full(4, 2, np.float32), np.zeros(4, np.float32))
+    for text, last in ((COPY, 2), (COPY.replace("%x, %y :", "%y, %x :"), 0), (COPY, 2)):
+        (draft := tmp_path / "draft").write_bytes(program(text).path.read_bytes())
+        draft.replace(path)
+        assert run(virtual_npu.Library(path), "copy", *arrays)[1][0] == last

@@ -236,3 +236,19 @@ def test_help_lists_the_knobs(capsys):
         main(["--help"])
     assert caught.value.code == 0
     assert "VNPU_THREADS" in capsys.readouterr().out
+
+
+def test_a_file_of_arrays_tells_the_elements_of_arguments_without_a_shape(files, capsys):
+    (files / "copy.mlir").write_text("""func.func @copy(%x: memref<*xf32>, %y: memref<*xf32>) {
+  %from = memref.reinterpret_cast %x to offset: [1], sizes: [3], strides: [1] : memref<*xf32> to memref<3xf32, strided<[1], offset: 1>>
+  %to = memref.reinterpret_cast %y to offset: [0], sizes: [3], strides: [1] : memref<*xf32> to memref<3xf32, strided<[1]>>
+  memref.copy %from, %to : memref<3xf32, strided<[1], offset: 1>> to memref<3xf32, strided<[1]>>
+  return
+}
+""")  # noqa: E501 - MLIR has long lines
+    np.savez(files / "unranked.npz", arg0=np.arange(4, dtype=np.float32), arg1=np.zeros(5, np.float32))
+    words = ["run", str(files / "copy.mlir"), "--args", str(files / "unranked.npz")]
+    assert main([*words, "--out", str(files / "out.npz")]) == 0
+    assert np.load(files / "out.npz")["arg1"].tolist() == [1, 2, 3, 0, 0]
+    assert main(["run", str(files / "copy.mlir"), "--random", "1"]) == 2
+    assert "memref<*xf32> has no shape: run it with arrays (--args)" in capsys.readouterr().err

@@ -175,7 +175,7 @@ def test_forms_without_a_meaning_are_refused_by_name():
            }""",
         r"line 2: air.herd: @solo has link_with but no body, which names no function to run",
     )
-    refused("func.func @f(%x: memref<*xf32>) { return }", r"memref<\*xf32> has no shape: give the argument")
+    refused("func.func @f(%x: memref<*xf32>) { return }", r"memref<\*xf32> has no shape: run it with arrays")
     refused(
         """air.channel @c [1]
            func.func @f(%x: memref<4xf32>) {

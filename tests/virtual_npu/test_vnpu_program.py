@@ -13,6 +13,7 @@ from aerie.virtual_npu import (
     Program,
     ProgramError,
     VirtualNpuDeadlock,
+    VirtualNpuRuntimeError,
     VnpuArgumentError,
 )
 from aerie.virtual_npu.errors import ScheduleError
@@ -54,6 +55,32 @@ def test_outputs_are_new_arrays_of_the_dtypes_given():
     bits = program.run(x.view(np.uint16), y.view(np.uint16)).outputs
     assert [array.dtype for array in bits] == [np.uint16, np.uint16]
     np.testing.assert_array_equal(bits[1], result.outputs[1].view(np.uint16))
+
+
+UNRANKED = """
+func.func @second(%x: memref<*xf32>, %y: memref<*xf32>, %row: i32) {
+  %width = arith.constant 4 : index
+  %n = arith.index_cast %row : i32 to index
+  %at = arith.muli %n, %width : index
+  %in = memref.reinterpret_cast %x to offset: [%at], sizes: [4], strides: [1] : memref<*xf32> to memref<4xf32, strided<[1], offset: ?>>
+  %out = memref.reinterpret_cast %y to offset: [0], sizes: [4], strides: [1] : memref<*xf32> to memref<4xf32, strided<[1]>>
+  memref.copy %in, %out : memref<4xf32, strided<[1], offset: ?>> to memref<4xf32, strided<[1]>>
+  return
+}
+"""  # noqa: E501 - MLIR has long lines
+
+
+def test_arguments_without_a_shape_take_arrays_of_any():
+    program = Program.from_text(UNRANKED)
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for y in (np.zeros((2, 2), np.float32), np.zeros(9, np.float32)):
+        result = program.run(x, y, np.array(1, np.int32))
+        assert result.outputs[1].shape == y.shape
+        assert result.outputs[1].reshape(-1)[:4].tolist() == [4, 5, 6, 7]
+    with pytest.raises(ProgramError, match=r"memref<\*xf32> has no shape: run it with arrays \(--args\)"):
+        program.entry()
+    with pytest.raises(VirtualNpuRuntimeError, match=r"line 6: .* elements 12 to 15 of a buffer that has"):
+        program.run(x, np.zeros(9, np.float32), np.array(3, np.int32))
 
 
 def test_from_file(tmp_path):

@@ -121,6 +121,8 @@ def test_what_a_trace_shows(program):
         ("put", "air.channel.put @out", 22),
     ]
     assert events[1]["args"]["bytes"] == 16
+    buffers = [(e["args"].get("from"), e["args"].get("to")) for e in events]
+    assert buffers == [(None, None), (None, "%b0"), ("%b0", "%b1"), (None, None), ("%b1", None)]
     assert "launch: air.channel.get @out[0]" in record["threads"]
 
 

@@ -44,6 +44,10 @@ ALLOC = "= memref.alloc() : memref<4xf32, 2>"
         (f"%0 {ALLOC} loc(#loc)", "%0", "%0"),
         (f"%0 {ALLOC} loc(#loc4)", "%0", "%0"),
         (f'%0 {ALLOC} loc("k.py":3:4)', "%0", "%0"),
+        (f'%0 {ALLOC} loc(fused<"CSE">["k.py":3:4, #loc3])', "%0", "%acc"),
+        (f'%0 {ALLOC} loc(fused["k.py":3:4, "sum"("k.py":5:6), "other"])', "%0", "%sum"),
+        (f"%0 {ALLOC} loc(fused[#loc, #loc4])", "%0", "%0"),
+        (f'%0 {ALLOC} loc(callsite("f"("k.py":3:4) at "k.py":5:6))', "%0", "%0"),
         (
             '%0 = "memref.alloc"() <{operandSegmentSizes = array<i32: 0, 0>}> : () -> memref<4xf32, 2>',
             "%0",

@@ -1,10 +1,20 @@
-"""The three dialects as xDSL has them."""
+"""The dialects of what the compiler makes of AIR, as xDSL has them."""
 
 from __future__ import annotations
 
 from xdsl.ir import Attribute, Dialect
 
-from aerie.air_dialect.aie import array, attributes, dma, object_fifos, routing, sequence, traces, vectors
+from aerie.air_dialect.aie import (
+    airrt,
+    array,
+    attributes,
+    dma,
+    object_fifos,
+    routing,
+    sequence,
+    traces,
+    vectors,
+)
 from aerie.air_dialect.assembly import op_classes
 
 _OPS = [op for module in (array, dma, object_fifos, routing, sequence, traces) for op in op_classes(module)]
@@ -21,3 +31,4 @@ _ATTRIBUTES: list[type[Attribute]] = [
 AIE = Dialect("aie", [op for op in _OPS if op.name.startswith("aie.")], _ATTRIBUTES)
 AIEX = Dialect("aiex", [op for op in _OPS if op.name.startswith("aiex.")])
 AIEVEC = Dialect("aievec", list(vectors.TABLE_OPS))
+AIRRT = Dialect("airrt", op_classes(airrt), [airrt.EventType])

@@ -14,12 +14,14 @@ from pathlib import Path
 from aerie.common.errors import ProgramError
 from aerie.virtual_npu.air_run.knobs import CHECKS
 
-OUTPUTS = ("-o", "--elf-name", "--pdi-name")
+OUTPUTS = ("o", "elf-name", "pdi-name")
 WITH_VALUE = {
-    *OUTPUTS, "--device", "-i", "--lower-linalg-to-func", "-trace-size", "-trace-offset", "--output-format",
-    "--xclbin-kernel-name", "--xclbin-instance-name", "--xclbin-kernel-id", "--xclbin-input", "--peano",
-    "--stack-size", "--tmpdir",
+    *OUTPUTS, "i", "tmpdir", "device", "target", "host-target", "output-format", "row-offset", "col-offset",
+    "num-rows", "num-cols", "trace-size", "trace-offset", "stack-size", "cc", "sysroot", "peano", "gpu-arch",
+    "gpu-runtime", "lower-linalg-to-func", "placed-ir-verifiers", "xclbin-kernel-name", "xclbin-kernel-id",
+    "xclbin-instance-name", "xclbin-input",
 }  # fmt: skip
+"""The options of tools/aircc/aircc.cpp whose value may be a word of its own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,25 +37,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProgramError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if "-i" in options:
-        Path(options["-i"]).write_bytes(
+    if "i" in options:
+        Path(options["i"]).write_bytes(
             bytes(4)
         )  # pyxrt's xclbin flow wants instructions, and none are needed
     return 0
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The options with their values, and the other words."""
+    """The options with their values, by their names without dashes, and the other words."""
     options, files = {}, []
     rest = iter(words)
     for word in rest:
-        name, equals, value = word.partition("=")
+        name, equals, value = word.lstrip("-").partition("=")
         if not word.startswith("-"):
             files.append(word)
-        elif word in WITH_VALUE:
-            options[word] = next(rest, "")
         else:
-            options[name] = value if equals else ""
+            options[name] = next(rest, "") if name in WITH_VALUE and not equals else value
     return options, files
 
 

@@ -14,8 +14,8 @@ from aerie.common.folders import cache_folder, make_folder
 from aerie.virtual_npu.air_run.knobs import CHECKOUT, CHECKS, KERNELS
 from aerie.virtual_npu.errors import OptionError
 
-COMPILERS = ("clang++", "clang", "xchesscc_wrapper", "xchesscc")
-"""The names under which Makefiles and scripts call the compiler of kernels."""
+COMPILERS = ("clang++", "clang", "xchesscc_wrapper", "xchesscc", "ld.lld")
+"""The names under which Makefiles and scripts call the compiler and the linker of kernels."""
 
 _AIR_INIT = """\
 import sys

@@ -30,9 +30,9 @@ class TransformScript(ModuleText):
 
 
 def extend_bindings(ir: Any) -> None:
-    """Let `Module.parse` read AIR's assembly, keep a transform script as text, and let modules print AIR's
-    assembly, as programs expect that join the texts of several."""
-    read, to_text = ir.Module.parse, ir.Module.__str__
+    """Let `Module.parse` read AIR's assembly, keep a transform script as text, let modules print AIR's
+    assembly, as programs expect that join the texts of several, and let calls in launches be verified."""
+    read, to_text, check = ir.Module.parse, ir.Module.__str__, ir.Operation.verify
 
     def parse(asm: Any, context: Any = None) -> Any:
         try:
@@ -52,8 +52,30 @@ def extend_bindings(ir: Any) -> None:
         text: str = to_text(module)
         return to_assembly(text) if '"air.' in text else text
 
+    def verify(operation: Any) -> bool:
+        try:
+            return bool(check(operation))
+        except ir.MLIRError as error:
+            if not all(_is_known_symbol(found.message, operation, ir) for found in error.error_diagnostics):
+                raise
+        return True
+
     ir.Module.parse = staticmethod(parse)
     ir.Module.__str__ = text_of
+    next(base for base in ir.Operation.__mro__ if "verify" in vars(base)).verify = verify
+
+
+_NOT_FOUND = re.compile(r"'[\w.]+' op '([^']+)' does not reference a valid function")
+
+
+def _is_known_symbol(message: str, operation: Any, ir: Any) -> bool:
+    """Whether MLIR misses a function that the module has: it does not look up symbols through operations that
+    it does not know, as air.herd is here. Our reader checks the call when the program is built."""
+    missing = _NOT_FOUND.fullmatch(message)
+    top = operation.operation
+    while top.parent is not None:
+        top = top.parent.operation
+    return missing is not None and missing[1] in ir.SymbolTable(top)
 
 
 _TRANSFORM = re.compile(r"\btransform\.(with_pdl_patterns|named_sequence|sequence|air\.)")

@@ -53,8 +53,8 @@ def find_runs(checkout: Path) -> list[Run]:
 
 
 _RUN = re.compile(r"^//\s*RUN:\s*(.*)$", re.MULTILINE)
-_CHECK = re.compile(r"^//\s*CHECK(?:-NEXT)?:\s*(.*?)\s*$", re.MULTILINE)
-_FILE_CHECK = re.compile(r"(2>&1)?\s*\|\s*FileCheck\b.*$")
+_CHECK = re.compile(r"^//\s*([\w-]+?)(?:-NEXT)?:\s*(.*?)\s*$", re.MULTILINE)
+_FILE_CHECK = re.compile(r"(2>&1)?\s*\|\s*FileCheck\b(?:.*-check-prefix(?:es)?[ =]([\w,-]+))?.*$")
 _UNREACHABLE = re.compile(r"^//\s*(XFAIL:\s*\*|REQUIRES:.*\bfalse\b)", re.MULTILINE)
 
 
@@ -62,9 +62,10 @@ def _runs_of(file: Path, examples: Path) -> Iterator[Run]:
     text = file.read_text()
     stem = str(file.relative_to(examples).with_suffix(""))
     device = "npu1" if re.search(r"REQUIRES:.*npu1|[/_]npu1", text + stem) else "npu2"
-    checks = tuple(_CHECK.findall(text))
     for number, command in enumerate(_RUN.findall(text)):
-        if _FILE_CHECK.search(command):
+        if file_check := _FILE_CHECK.search(command):
+            prefixes = (file_check[2] or "CHECK").split(",")
+            checks = tuple(line for prefix, line in _CHECK.findall(text) if prefix in prefixes)
             own = _FILE_CHECK.sub("", command).replace("%s", str(file)).replace("%S", str(file.parent))
             yield Run(f"{stem}:{number}", file.parent, device, own, checks)
 

@@ -57,7 +57,10 @@ def _entry(type_: Attribute) -> tuple[str, str, int]:
             return f"{prefix}int{width}_t", f"{prefix}i{width}", width // 8
     entry = _FLOATS.get(type(type_))
     if isinstance(type_, UnrankedMemRefType):
-        raise UnsupportedTypeError(f"{type_} has no shape: give the argument a ranked, static memref type")
+        raise UnsupportedTypeError(
+            f"{type_} has no shape: run it with arrays (--args), which tell how many elements "
+            "there are, or give the argument a ranked, static memref type"
+        )
     if isinstance(type_, TensorType):
         raise UnsupportedTypeError(f"{type_} is a tensor: bufferize the module to memrefs first")
     if entry is None:

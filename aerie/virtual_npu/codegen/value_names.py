@@ -1,7 +1,7 @@
 """What a value is called in messages: its name in the text, whole, or that of its location.
 
 xDSL keeps of `%alloc_3` the name `alloc`, and nothing of `%3`. Where MLIR made the name up, as its Python
-bindings print it, a location `loc("acc"(...))` has the better one.
+bindings print it, a location `loc("acc"(...))` has the better one, also as a part of a fused location.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ _RESULTS = re.compile(rf"\s*((?:{_NAME}(?::\d+)?\s*,?\s*)+)=\s*\"?([\w.]+)")
 _COUNTED = re.compile(_NAME + r"(?::(\d+))?")
 _MADE_UP = re.compile(r"\d+|arg\d+|alloca?(_\d+)?")
 _ARGUMENT = re.compile(rf"{_NAME}\s*:")
-_LOCATION = re.compile(r'\bloc\((?:"((?:[^"\\]|\\.)*)"\s*[()]|(#[\w.$-]+)\))')
+_LOCATION = re.compile(r"\bloc\(")
+_PART = re.compile(
+    r'"(?P<text>(?:[^"\\]|\\.)*)"\s*(?P<colon>:?)|(?P<alias>#[\w.$-]+)|(?P<call>\bcallsite\b)|\bfused<.*?>(?=\[)'
+)
+"""A name, or a file, which a colon follows; an alias; a call, which names no value; metadata of a fusion."""
 _ALIAS = re.compile(r"(#[\w.$-]+)\s*=\s*(loc\(.*)")
 
 
@@ -73,14 +77,20 @@ class ValueNames:
         return self._source[number - 1] if 0 < number <= len(self._source) else ""
 
     def _location_name(self, text: str) -> str:
-        """The name of the last location in a text; empty where it has none, as `"kernel.py":12:7`."""
+        """The first name in the last location of a text; empty where it has none, as `"kernel.py":12:7`."""
         every = list(_LOCATION.finditer(text))
-        found = every[-1] if every else None
+        open_searches = [_PART.finditer(text, every[-1].end())] if every else []
         seen = set[str]()
-        while found is not None and found[2] and found[2] not in seen:
-            seen.add(found[2])
-            found = _LOCATION.match(self._alias(found[2]))
-        return found[1] or "" if found is not None else ""
+        while open_searches:
+            part = next(open_searches[-1], None)
+            if part is None:
+                open_searches.pop()
+            elif part["call"] or (part["text"] and not part["colon"]):
+                return part["text"] or ""
+            elif part["alias"] and part["alias"] not in seen:
+                seen.add(part["alias"])
+                open_searches.append(_PART.finditer(self._alias(part["alias"])))
+        return ""
 
     def _alias(self, name: str) -> str:
         if self._aliases is None:

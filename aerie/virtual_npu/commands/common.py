@@ -90,11 +90,12 @@ def build_options(options: argparse.Namespace) -> BuildOptions:
 
 def program(options: argparse.Namespace, path: Path) -> Program:
     """The program in a file, built as the command line says. Raises ProgramError."""
+    from aerie.virtual_npu import arrays
     from aerie.virtual_npu.console import read_text
     from aerie.virtual_npu.program import Program
 
     with working(f"building {path}"):
-        return Program.from_text(
+        found = Program.from_text(
             read_text(path),
             str(path),
             options.kernel_dir,
@@ -102,6 +103,8 @@ def program(options: argparse.Namespace, path: Path) -> Program:
             keep=options.keep,
             use_cache=options.cache,
         )
+        given = getattr(options, "args", None)
+        return found.with_elements(arrays.sizes(given)) if given else found
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:

@@ -87,6 +87,7 @@ struct Event {
   i64 begin, end;
   i64 bytes;  // -1: it moves none
   char point[60];  // of the launch
+  const char *from = "", *to = "";  // the buffers, by their names in the text; empty: none, or without a name
 };
 
 // More events than this are counted, but not stored.
@@ -142,13 +143,16 @@ int lane(const char *name, const char *op = nullptr, const char *index = nullptr
   return last_lane;
 }
 
-int open(const char *name, const char *category, int line, int at, const ExecutionPlace *where, i64 bytes) {
+const char *name_of(const Access *side) { return side && side->buffer ? side->buffer->label.name : ""; }
+
+int open(const char *name, const char *category, int line, int at, const ExecutionPlace *where, i64 bytes,
+         const Access *from = nullptr, const Access *to = nullptr) {
   if (!(what & kTrace)) return -1;
   if (events.size() == kMaxEvents) {
     ++dropped;
     return -1;
   }
-  Event fresh{name, category, line, at, now++, -1, bytes, {}};
+  Event fresh{name, category, line, at, now++, -1, bytes, {}, name_of(from), name_of(to)};
   while (where && !is_launch(*where)) where = where->around;
   if (where) write_point(fresh.point, sizeof(fresh.point), *where);
   events.add(fresh);
@@ -217,6 +221,8 @@ void put_trace(Text &text) {
         i ? ",\n" : "", Quoted(e.name).text, e.category, (long long)e.begin, (long long)((is_open ? now : e.end) - e.begin),
         e.lane, e.line);
     if (e.bytes >= 0) text.put(", \"bytes\": %lld", (long long)e.bytes);
+    if (e.from[0]) text.put(", \"from\": \"%s\"", Quoted(e.from).text);
+    if (e.to[0]) text.put(", \"to\": \"%s\"", Quoted(e.to).text);
     if (e.point[0]) text.put(", \"launch\": \"%s\"", e.point + 1);
     if (is_open) text.put(", \"unfinished\": true");
     text.put("}}");
@@ -260,7 +266,7 @@ void copied(Site site, const Access &dst, const Access &src) {
   const i64 bytes = dst.count * dst.element;
   (space_of(dst.buffer) >= space_of(src.buffer) ? a.bytes_in : a.bytes_out) += bytes;
   ++a.transfers;
-  close(open(site.op, "copy", site.line, lane(a.name), here, bytes));
+  close(open(site.op, "copy", site.line, lane(a.name), here, bytes, &src, &dst));
 }
 
 void called(Site site, const char *name) {
@@ -275,7 +281,8 @@ int arrives(Site site, const ExecutionPlace &where, const Access &side, bool is_
   (is_put ? a.bytes_out : a.bytes_in) += bytes;
   ++a.transfers;
   const int at = engine ? lane(a.name, site.op, engine) : lane(a.name);
-  return open(site.op, is_put ? "put" : "get", site.line, at, &where, bytes);
+  return open(site.op, is_put ? "put" : "get", site.line, at, &where, bytes, is_put ? &side : nullptr,
+              is_put ? nullptr : &side);
 }
 
 void through(int number) { close(number); }

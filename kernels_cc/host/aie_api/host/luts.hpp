@@ -1,12 +1,21 @@
 // Look-up tables in a core's memory.
 //
-// A table for parallel look-ups lies in memory several times, so that lanes read different banks at once: 16 bytes of values,
-// then the same 16 bytes again, in each of two arrays. Here only the first copy is read.
+// A table for parallel look-ups lies in memory several times, so that lanes read different banks at once: a piece of values,
+// then the same piece again, in each of two arrays. A piece has 16 bytes on AIE2, for which the compiler defines __AIE_ARCH__
+// as 20, and 32 on AIE2P (the tables of mlir-air's softmax example). Here only the first copy is read.
 #pragma once
 
 #include "native.hpp"
 
 namespace aie {
+
+namespace host {
+#if defined(__AIE_ARCH__) && __AIE_ARCH__ == 20
+inline constexpr unsigned lut_piece_bytes = 16;
+#else
+inline constexpr unsigned lut_piece_bytes = 32;
+#endif
+}  // namespace host
 
 enum class lut_oor_policy { saturate, truncate };
 
@@ -26,7 +35,7 @@ class lut {
   unsigned size() const { return steps_; }
   // Value `index`, which is in the table.
   OffsetType at(unsigned index) const {
-    constexpr unsigned in_a_piece = 16 / sizeof(OffsetType);
+    constexpr unsigned in_a_piece = host::lut_piece_bytes / sizeof(OffsetType);
     OffsetType value;
     const auto* const bytes = static_cast<const char*>(first_);
     const unsigned place = index / in_a_piece * 2 * in_a_piece + index % in_a_piece;
