@@ -56,8 +56,8 @@ def own_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
     """The cache of built programs, apart from the user's; tests of the cache itself have one of their own.
 
     Programs are not optimised, but for our own C++ in them: their bits are the same
-    (test_vnpu_optimisation.py), and most of a test's time is the compiler's. `as_users_build` is for what is to
-    be built as users build it.
+    (test_vnpu_optimisation.py), and most of a test's time is the compiler's. `as_users_build` is for what is
+    to be built as users build it.
     """
     folder = pytestconfig.getoption("--test-cache").resolve()
     with pytest.MonkeyPatch.context() as patch:

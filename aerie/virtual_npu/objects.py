@@ -50,8 +50,8 @@ class TranslationUnit:
     flags: tuple[str, ...] = ()
 
     def compiler_for(self, compiler: Compiler) -> Compiler:
-        """The compiler at the level of this unit: our own files are compiled once and run in many programs, so
-        they are optimised a little where programs are not.
+        """The compiler at the level of this unit: our own files are compiled once and run in many programs,
+        so they are optimised a little where programs are not.
         """
         if self.text is not None or not any(self.source.is_relative_to(folder) for folder in OWN):
             return compiler

@@ -10,8 +10,8 @@ from aerie.verify.reference import Reference
 
 SIZES = {"lfm2-350m": None, "qwen2.5-0.5b": 8192, "qwen3-0.6b": 8192}
 """One of SHAPES for each kind of layer but a Llama's, of which one of full size passes in
-test_verify_healthy.py; and how many tokens of the vocabulary it has, where not all: most of the time went into
-the LM head."""
+test_verify_healthy.py; and how many tokens of the vocabulary it has, where not all: most of the time went
+into the LM head."""
 
 
 @pytest.mark.slow
