@@ -121,7 +121,7 @@ def load(
     reporter = CallbackReporter(progress)
     checkpoint = open_checkpoint(find_checkpoint(str(model)), weights)
     checkpoint = with_block_size(checkpoint, block_size, reporter.note)
-    checkpoint = replace(checkpoint, config=checkpoint.config.with_max_positions(max_model_len))
+    checkpoint = checkpoint.limited(max_model_len)
     folder = Path(cache_dir) if cache_dir else folders.programs_folder()
     options = RuntimeOptions(
         seq_len, backend_, folder, fallback_backend, variants=variants, decode=decode,

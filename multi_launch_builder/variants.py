@@ -44,6 +44,8 @@ LM_HEAD_ROWS = tuple(n for n in ROWS if 1 < n <= programs.MAX_TAIL_ROWS)
 """Rows of the LM head's programs, besides the one row of `lm_head_gemv`."""
 CONTEXTS = tuple(512 << doubled for doubled in range(7))
 """Positions of a KV cache that programs exist for: 512 to 32768, with heads wider than 64 to 16384."""
+WINDOW_CONTEXTS = tuple(768 << doubled for doubled in range(6))
+"""Positions of a KV cache of layers with a sliding window, beside CONTEXTS: a window of 512 needs 768."""
 MASK_WORD = 32
 """Positions of a word of the mask, the lowest in its lowest bit."""
 
@@ -60,7 +62,8 @@ class Variant:
 
     def __post_init__(self) -> None:
         _check_among("rows (AR)", self.rows, ROWS, self)
-        _check_among("context (CL)", self.context, CONTEXTS, self)
+        if self.context not in WINDOW_CONTEXTS:
+            _check_among("context (CL)", self.context, CONTEXTS, self)
         if self.rows > self.context:
             raise UnsupportedShapeError(
                 f"{self}: the {self.rows} tokens of a call do not fit its cache of {self.context} positions",

@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from aerie.cli.arguments import CACHE_FOLDER_HELP, add_model, add_prompt, add_runtime, add_weights
+from aerie.cli.arguments import (
+    CACHE_FOLDER_HELP,
+    add_max_model_len,
+    add_model,
+    add_prompt,
+    add_runtime,
+    add_weights,
+)
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.command_line import CommandParser, add_commands, run_command, setup_process
 from aerie.cli.commands import runtime_options
@@ -54,15 +61,16 @@ from aerie.verify.subject import FORWARD_ERRORS, one_line
 from aerie.verify.token_ids import compare_token_ids
 
 RIGHT, WRONG = 0, 1
+MODEL = (add_model, add_runtime, add_weights, add_max_model_len)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="aerie", description="Compare a model with Hugging Face transformers.")
     add_commands(
         parser,
-        ("verify|gate", checked_gate, [add_model, add_runtime, add_weights, _add_gate]),
+        ("verify|gate", checked_gate, [*MODEL, _add_gate]),
         ("quality", quality, [add_quality]),
-        ("diagnosis", diagnosis, [add_model, add_runtime, add_weights, add_prompt, _add_diagnosis]),
+        ("diagnosis", diagnosis, [*MODEL, add_prompt, _add_diagnosis]),
     )
     return parser
 
@@ -110,11 +118,19 @@ def _open_both(
     needs = session_needs(checkpoint.config, options)
     check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
     with working("opening the reference in transformers"):
-        reference = Reference.open(checkpoint.folder, ours=checkpoint.weights)
+        reference = Reference.open(
+            checkpoint.folder, ours=checkpoint.weights, is_long=checkpoint.config.is_long
+        )
     if checkpoint.weights.quantised:
         count = len(checkpoint.weights.quantised)
         report.note(f"weights: {count} tensors in blocks, which a second reading of the files finds the same")
     return prepare_runtime(checkpoint, options, report), reference
+
+
+def _open_checkpoint(arguments: argparse.Namespace) -> Checkpoint:
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
+    checkpoint.config.roles.check_answers()
+    return checkpoint.limited(arguments.max_model_len)
 
 
 def diagnosis(arguments: argparse.Namespace) -> int:
@@ -122,8 +138,7 @@ def diagnosis(arguments: argparse.Namespace) -> int:
     report, options = Reporter(), runtime_options(arguments)
     with working("loading torch"):
         import_torch()  # fails before anything is compiled
-    checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
-    checkpoint.config.roles.check_answers()
+    checkpoint = _open_checkpoint(arguments)
     prompt = tokenize_prompt(checkpoint, arguments, options, report.note)
     session, reference = _open_both(checkpoint, prompt.options, report)
     report.note(f"diagnosis of {len(prompt.ids)} tokens")
@@ -158,8 +173,7 @@ def gate(arguments: argparse.Namespace) -> int:
         import_torch()  # fails before anything is compiled
     out = arguments.out or folders.cache_folder() / "verify"
     make_folder(out)
-    checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
-    checkpoint.config.roles.check_answers()
+    checkpoint = _open_checkpoint(arguments)
     if checkpoint.config.diffusion is not None and (arguments.prompts, arguments.conversation) != (
         None,
         None,

@@ -45,7 +45,9 @@ def random_model_config(config: ModelConfig) -> ModelConfig:
 
 def with_longer_context(config: ModelConfig) -> ModelConfig:
     """The config with more positions than the smallest context has, so that a KV cache can grow."""
-    return replace(config, max_position_embeddings=max(config.max_position_embeddings, 2 * CONTEXTS[0]))
+    longer = replace(config, max_position_embeddings=max(config.max_position_embeddings, 2 * CONTEXTS[0]))
+    most = config.max_positions
+    return longer if most is None else longer.with_max_positions(max(most, 2 * CONTEXTS[0]))
 
 
 def in_another_family(config: ModelConfig) -> ModelConfig:
@@ -66,7 +68,7 @@ def random_checkpoint(config: ModelConfig, report: Reporter, weights: str = "aut
     with TemporaryDirectory(prefix="aerie-random-") as work:
         folder = Path(work) / "random"
         write_checkpoint(config, folder, SEED, report)
-        yield open_checkpoint(folder, weights)
+        yield open_checkpoint(folder, weights).limited(config.max_positions)
 
 
 @contextmanager
@@ -82,6 +84,9 @@ def open_random_model(
         check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
         session = prepare_runtime(checkpoint, options, report)
         try:
-            yield session, Reference.open(checkpoint.folder, ours=checkpoint.weights)
+            yield (
+                session,
+                Reference.open(checkpoint.folder, ours=checkpoint.weights, is_long=checkpoint.config.is_long),
+            )
         finally:
             session.cache.close()

@@ -87,16 +87,19 @@ class Reference:
         return Reference._open(self.folder, "float32", files, self.weights)
 
     @classmethod
-    def open(cls, folder: Path, dtype: str = "bfloat16", ours: Weights | None = None) -> Reference:
+    def open(
+        cls, folder: Path, dtype: str = "bfloat16", ours: Weights | None = None, is_long: bool = False
+    ) -> Reference:
         """Load the checkpoint in `folder` as `dtype` (a name of torch's). ours: its weights as the engine
-        reads them; with these the reference has the weights that blocks on the device stand for.
+        reads them; with these the reference has the weights that blocks on the device stand for. is_long:
+        whether it turns texts of any length by longrope's frequencies of long ones.
 
         Raises UserError if torch is missing, CheckpointError if transformers cannot load the folder,
         ReadingError where `ours` are others than those that a second reading finds.
         """
         if ours is None:
             return cls._open(folder, dtype, None, "auto")
-        files = ReferenceFolder(folder, _class_of(folder).config_class, ours.kind)
+        files = ReferenceFolder(folder, _class_of(folder).config_class, ours.kind, is_long)
         if ours.quantised:
             check_reading(ours, files.path)
         return cls._open(folder, dtype, files, ours.kind)

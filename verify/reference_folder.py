@@ -36,25 +36,29 @@ BESIDE = (
 class ReferenceFolder:
     """The folder of `facts_and_weights`. It exists as long as this object does. Raises CheckpointError."""
 
-    def __init__(self, folder: Path, config_class: Any, weights: str = "auto") -> None:
+    def __init__(self, folder: Path, config_class: Any, weights: str = "auto", is_long: bool = False) -> None:
         stack = ExitStack()
-        self.path = stack.enter_context(facts_and_weights(folder, config_class, weights))
+        self.path = stack.enter_context(facts_and_weights(folder, config_class, weights, is_long))
         weakref.finalize(self, stack.close)
 
 
 @contextmanager
-def facts_and_weights(folder: Path, config_class: Any, weights: str = "auto") -> Iterator[Path]:
+def facts_and_weights(
+    folder: Path, config_class: Any, weights: str = "auto", is_long: bool = False
+) -> Iterator[Path]:
     """A folder with the entries of `folder`/config.json that define a model of transformers' `config_class`,
     and with links to the files that ours reads; of quantised weights, with these in float32. It exists until
     the context ends. Raises CheckpointError.
 
     weights: one of quantised.KINDS. Of q4 and q8 the folder has the weights that the device's blocks stand
-    for, read from the files without our code.
+    for, read from the files without our code. is_long: whether longrope has the
+    factors of long texts for all.
     """
     config, model, kind = read_config(folder), find_gguf(folder), DeviceKind(weights)
     with TemporaryDirectory(prefix="aerie-reference-") as work:
         shown = Path(work)
-        (shown / CONFIG).write_text(json.dumps(_facts(config.entries, config_class)))
+        facts = _facts(config.entries, config_class)
+        (shown / CONFIG).write_text(json.dumps(_of_long_texts(facts) if is_long else facts))
         if model is None:
             where = _links_or_written(folder, config.entries, kind, shown)
         else:
@@ -99,3 +103,14 @@ def _facts(entries: Mapping[str, Any], config_class: Any) -> dict[str, Any]:
     common = {field.name for field in fields(PretrainedConfig)}
     known = {field.name for field in fields(config_class)} - common | set(BESIDE)
     return {name: value for name, value in entries.items() if name in known}
+
+
+def _of_long_texts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same entries, in which longrope's factors of short texts are those of long ones: transformers takes
+    one or the other by a text's length, and a session takes one for all."""
+    return {
+        name: {**entry, "short_factor": entry["long_factor"]}
+        if isinstance(entry, Mapping) and "long_factor" in entry
+        else entry
+        for name, entry in facts.items()
+    }

@@ -85,8 +85,8 @@ class StepReference:
         """Cosines and sines of the positions, of the kind of layer where these have RoPE of their own."""
         import torch
 
-        rotary = self.model.model.rotary_emb
-        kinds = (attention.layer_type,) if hasattr(rotary, "layer_types") else ()
+        rotary, config = self.model.model.rotary_emb, self.model.config
+        kinds = (config.layer_types[attention.layer_idx],) if hasattr(rotary, "layer_types") else ()
         key = "".join(kinds)
         if key not in self._cos_sin:
             with torch.inference_mode():

@@ -163,7 +163,7 @@ class SessionUnderTest:
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
         blocks, capacity = model.variant_set, cache.capacity
-        contexts = {*_up_to(blocks.contexts, capacity), *_up_to(blocks.gathered_contexts, capacity)}
+        contexts = {*_up_to(blocks.contexts, capacity), *_up_to(blocks.window_contexts, capacity)}
         storage = model.kv_storage
         buffers = [
             (storage.allocate(context, window), window)

@@ -75,6 +75,7 @@ class IndexAnalysis(Generic[T]):
     unknown_leaf: the T of a value of which nothing else gave one.
     clamp_to_type: takes a value and its T, and returns None where the value may wrap around in its type.
     through_captures: whether to follow `args(...)` of a hierarchy to the values outside.
+    results: what was found of values so far, which calls use and add to; None: each call begins anew.
     """
 
     constant: Callable[[int], T | None]
@@ -84,10 +85,12 @@ class IndexAnalysis(Generic[T]):
     unknown_leaf: Callable[[SSAValue], T | None] = unknown_value
     clamp_to_type: Callable[[SSAValue, T], T | None] = lambda _, found: found
     through_captures: bool = True
+    results: dict[SSAValue, T | None] | None = None
 
     def analyze(self, value: SSAValue, results: dict[SSAValue, T | None] | None = None) -> T | None:
         """The T of a value. `results` collects those of all values on the way, for further calls."""
-        results = {} if results is None else results
+        if results is None:
+            results = {} if self.results is None else self.results
         opened: dict[SSAValue, Term | IndexRange | None] = {}
         pending = [value]
         while pending:

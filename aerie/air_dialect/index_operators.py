@@ -119,11 +119,11 @@ class IndexRange(NamedTuple):
 
 def operand_values(expr: Term | IndexRange | None) -> Iterator[SSAValue]:
     """The SSA values in a term, or in the bounds of a range."""
-    if isinstance(expr, SSAValue):
-        yield expr
-    elif isinstance(expr, IndexExpr):
+    if isinstance(expr, IndexExpr):
         for operand in expr.operands:
             yield from operand_values(operand)
     elif isinstance(expr, IndexRange):
         for bound in expr[:3]:
             yield from operand_values(bound)
+    elif expr is not None and not isinstance(expr, int):
+        yield expr

@@ -23,15 +23,17 @@ from xdsl.dialects.builtin import (
     UnknownLoc,
     UnregisteredAttr,
 )
-from xdsl.ir import Attribute, Dialect, Operation, SSAValue
+from xdsl.ir import Attribute, Dialect, Operation, SSAValue, TypeAttribute
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import AttrParser, Parser
 from xdsl.parser.core import ForwardDeclaredValue
+from xdsl.parser.generic_parser import ParserState
 from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Input, Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
 from aerie.air_dialect.assembly import OPERAND_SEGMENT_SIZES, RESULT_SEGMENT_SIZES
+from aerie.air_dialect.lexer import FastLexer
 from aerie.air_dialect.ops import AIR
 from aerie.air_dialect.types import AttributePrinter
 from aerie.air_dialect.upstream.dialects import ADDED, DIALECTS
@@ -90,6 +92,13 @@ class _BitPattern(Parser._TensorLiteralElement):
         return type.unpack(bits.to_bytes(type.compile_time_size, "little"), 1)[0]
 
 
+_PLAIN_TYPE = re.compile(r'(?:memref|vector)<(?:[^<>()#!"/{}]++|<[^<>()#!"/{}]*+>)*+>')
+"""A type of which each piece stands there: no alias, no type of a dialect that a text may lack."""
+MAX_TYPES, MAX_TYPE_CHARACTERS = 4096, 200
+_types: dict[str, TypeAttribute] = {}
+"""Types that were read, by their texts: a program has few, hundreds of times."""
+
+
 class AirParser(Parser):
     """xDSL's parser, which also notes where in the text every operation stands.
 
@@ -103,6 +112,7 @@ class AirParser(Parser):
 
     def __init__(self, ctx: Context, text: str, filename: str) -> None:
         super().__init__(ctx, text, filename)
+        self._resume_from(ParserState(FastLexer(Input(text, filename))))
         self.written_locations: dict[int, str] = {}
         """By the line of an operation, its `loc(...)` as it is written."""
 
@@ -117,6 +127,22 @@ class AirParser(Parser):
             return super()._get_op_by_name(name)
         except ParseError:
             self.raise_error(f"operation {name} is not known to the AIR dialect's reader", self._operation)
+
+    def parse_optional_type(self) -> TypeAttribute | None:
+        """A type. One that was read before, in whatever text, is not read again."""
+        match = _PLAIN_TYPE.match(self.lexer.input.content, self.pos)
+        if match is None:
+            return super().parse_optional_type()
+        known = _types.get(match[0])
+        if known is not None:
+            self._resume_from(match.end())
+            return known
+        found = super().parse_optional_type()
+        if found is not None and len(match[0]) <= MAX_TYPE_CHARACTERS:
+            if len(_types) >= MAX_TYPES:
+                _types.clear()
+            _types[match[0]] = found
+        return found
 
     def parse_operation(self) -> Operation:
         span = self._operation = self._current_token.span

@@ -215,8 +215,7 @@ def _to_json(session: Session, generation: Request, answer: AnswerPart) -> dict[
 def _open_checkpoint(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
     checkpoint = open_checkpoint(find_checkpoint(arguments.model), arguments.weights)
     checkpoint.config.roles.check_answers()
-    limited = checkpoint.config.with_max_positions(arguments.max_model_len)
-    checkpoint = replace(checkpoint, config=limited)
+    checkpoint = checkpoint.limited(arguments.max_model_len)
     return with_block_size(checkpoint, arguments.block_size, report.note)
 
 

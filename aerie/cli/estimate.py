@@ -11,9 +11,10 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aerie.common.errors import UserError
+from aerie.engine.call_costs import CallCosts
 from aerie.engine.config import ModelConfig
 from aerie.engine.planner import VariantCall
 from aerie.engine.program_library import RuntimeOptions
@@ -108,7 +109,8 @@ def estimate(config: ModelConfig, options: RuntimeOptions, report: Reporter) -> 
             f"{config.diffusion.block_size} tokens in as many passes as its answer needs; time one program "
             "with aerie vnpu time"
         )
-    variant_set = options.variant_set(config)
+    # A board computes rows of padding too, whatever backend is here.
+    variant_set = replace(options.variant_set(config), costs=CallCosts(config.layer_parameters))
     lengths = _lengths(variant_set.seq_len or variant_set.positions(config.context))
     plans = {
         length: (

@@ -4,6 +4,9 @@ The planner splits tokens by the relative costs of calls with different rows. Th
 instruction set and the model. So the first calls of each program are timed, and the shortest time counts:
 other work on the machine makes calls longer, never shorter. Then the cost is fixed, and equal prompts have
 equal plans. The cost affects time only, and no bit.
+
+The virtual NPU does not multiply rows of padding, which are zeros, so there a call costs what its tokens
+cost, and the weights that it reads.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ millisecond; then times say little, and the estimate stays."""
 
 class CallCosts:
     """Seconds that a call takes in one layer, without attention. layer_parameters: weight elements of a
-    layer."""
+    layer. padding_share: what a row of padding costs of what a token costs, beside the weights that are
+    read."""
 
-    def __init__(self, layer_parameters: int) -> None:
-        self._layer_parameters = layer_parameters
+    def __init__(self, layer_parameters: int, padding_share: float = 1.0) -> None:
+        self._layer_parameters, self._padding_share = layer_parameters, padding_share
         self._calls: dict[tuple[str, int], list[float]] = {}
         self._measured: dict[int, float] = {}
 
@@ -49,12 +53,24 @@ class CallCosts:
     def __call__(self, variant: Variant) -> float:
         """Seconds of a call of this variant. If its programs were not timed: the estimate, scaled by the
         error of the estimate for the nearest number of rows that was timed."""
-        rows, measured = variant.rows, self._measured
+        return self._of_rows(variant.rows)
+
+    def spared_by_padding(self, rows: int) -> float:
+        """Seconds that each row of padding takes off a call of so many rows."""
+        share = self._row_estimate / self._estimate(rows)
+        return (1 - self._padding_share) * share * self._of_rows(rows)
+
+    def _of_rows(self, rows: int) -> float:
+        measured = self._measured
         if rows in measured or not measured:
             return measured.get(rows, self._estimate(rows))
         nearest = min(measured, key=lambda other: max(rows, other) / min(rows, other))
         return self._estimate(rows) * measured[nearest] / self._estimate(nearest)
 
     def _estimate(self, rows: int) -> float:
-        read, multiplied = 2 * self._layer_parameters, 2 * rows * self._layer_parameters
-        return CALL_OVERHEAD_S + read / WEIGHT_BYTES_PER_S + multiplied / FLOPS_PER_S
+        read = 2 * self._layer_parameters
+        return CALL_OVERHEAD_S + read / WEIGHT_BYTES_PER_S + rows * self._row_estimate
+
+    @property
+    def _row_estimate(self) -> float:
+        return 2 * self._layer_parameters / FLOPS_PER_S

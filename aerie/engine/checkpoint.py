@@ -24,6 +24,10 @@ class Checkpoint:
     tokenizer: Tokenizer
     weights: Weights
 
+    def limited(self, positions: int | None) -> Checkpoint:
+        """The same for a session of at most so many positions; None means as many as the model has."""
+        return replace(self, config=self.config.with_max_positions(positions))
+
 
 def open_checkpoint(folder: Path, weights: str = "auto") -> Checkpoint:
     """Read config and tokenizer of a folder or a GGUF file, and check every tensor's shape and type. weights:

@@ -29,7 +29,7 @@ from aerie.engine.layer_states import LayerStates
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.numerics import bf16
 from aerie.engine.pooling import TextRoles
-from aerie.engine.rope import LongRopeScaling, RopeScaling, read_rule
+from aerie.engine.rope import LongRopeScaling, RopeScaling, YarnScaling, read_rule
 from aerie.engine.text_roles import read_roles
 from aerie.engine.unsupported_models import ACTIVATION_ENTRIES, check_sizes, check_supported
 from aerie.kernel_builder.activations import GELU, SILU
@@ -52,6 +52,7 @@ LIMITS = {
     "windows",
     "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; with a "
     "larger --max-model-len all texts are turned by the other set",
+    "llama_4_scaling_beta": "RoPE's original length, beyond which queries grow with their position",
     "--max-model-len": "as many as the flag allows",
 }
 """What may limit the context, mostly entries of config.json, and the reason."""
@@ -110,6 +111,11 @@ class ModelConfig:
         return replace(self, max_positions=most, rope_scaling=rule)
 
     @property
+    def is_long(self) -> bool:
+        """Whether all texts of the session are turned by longrope's frequencies of long ones."""
+        return isinstance(self.rope_scaling, LongRopeScaling) and self.rope_scaling.is_long
+
+    @property
     def architecture(self) -> str:
         """The class of transformers with the same layers."""
         return self.family.architecture
@@ -135,7 +141,11 @@ class ModelConfig:
         """Positions by the entry that limits them; of equal ones the first is used."""
         turned = self.rope_scaling.positions if self.rope_scaling else None
         window = self.sliding_window if self.diffusion else None
-        given = (self.max_position_embeddings, window, turned, self.max_positions)
+        rule = self.rope_scaling
+        growing = None
+        if isinstance(rule, YarnScaling) and rule.llama_4_scaling_beta:
+            growing = rule.original_max_position_embeddings
+        given = (self.max_position_embeddings, window, turned, growing, self.max_positions)
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property
@@ -275,7 +285,7 @@ def load_config(folder: Path) -> ModelConfig:
         "max_position_embeddings", default=family.default_positions, most=MAX_POSITIONS
     )
     check_sizes(config, family, head_dim, positions)
-    (rope, local), part = read_ropes(config), 1.0
+    (rope, local), part = read_ropes(config, family), 1.0
     window = read_window(config, family)
     without_rope = read_layers_without_rope(config, family, layers)
     windowed = read_layers_with_window(config, family, layers, without_rope) if window else frozenset()

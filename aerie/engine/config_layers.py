@@ -103,9 +103,11 @@ def read_layers_without_rope(config: ConfigReader, family: ModelFamily, layers: 
     return family.default_layers_without_rope(layers, interval)
 
 
-def read_ropes(config: ConfigReader) -> tuple[ConfigReader, ConfigReader | None]:
+def read_ropes(config: ConfigReader, family: ModelFamily) -> tuple[ConfigReader, ConfigReader | None]:
     """RoPE entries of the layers, and of those with sliding attention where these have their own."""
     parameters = config.child("rope_parameters")
+    if config.get("rope_parameters") is None and config.get("rope_scaling") is None:
+        parameters = ConfigReader(config.path, family.default_rope)
     kinds = [kind for kind in (FULL, SLIDING) if isinstance(parameters.get(kind), dict)]
     if not kinds:
         return _rope(config, parameters), None

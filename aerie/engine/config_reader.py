@@ -14,6 +14,10 @@ MAX_SHOWN = 500
 MODELS_THAT_RUN = "README.md, Models that run"
 
 
+MIN_NUMBER, MAX_NUMBER = 1e-15, 1e15
+"""Products of two are numbers in float32 still."""
+
+
 class ConfigReader:
     """A JSON object whose entries are read by type. Errors name the file, the entry and the value."""
 
@@ -49,6 +53,11 @@ class ConfigReader:
         real = isinstance(value, int | float) and not isinstance(value, bool)
         if not real or not 0 < value <= sys.float_info.max:
             raise ConfigError(f"{self.path}: {name} is {short(value)}; it must be a finite number above 0")
+        if not MIN_NUMBER <= value <= MAX_NUMBER:
+            raise ConfigError(
+                f"{self.path}: {name} is {short(value)}; only numbers from {MIN_NUMBER:g} to {MAX_NUMBER:g} "
+                "are supported, as others are lost in float32: the file is damaged, fetch it again"
+            )
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:

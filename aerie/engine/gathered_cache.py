@@ -19,17 +19,20 @@ from aerie.engine.window_cache import Span, WindowCache
 
 
 class GatheredCache:
-    """A contiguous KV cache for each of the model's windows (`windows`, by number), which sequences share."""
+    """A contiguous KV cache for each of the model's windows (`windows`, by number), which sequences share.
+    window_contexts: further contexts, of layers with a window."""
 
     def __init__(
         self,
         storage: DeviceKVStorage,
         contexts: Sequence[int],
         windows: Sequence[int | None] = (None,),
+        window_contexts: Sequence[int] = (),
     ) -> None:
-        self._all_contexts = sorted(contexts)
+        self._all_contexts = sorted({*contexts, *window_contexts})
         self._caches = [
-            WindowCache(storage, contexts, number, window) for number, window in enumerate(windows)
+            WindowCache(storage, contexts if window is None else self._all_contexts, number, window)
+            for number, window in enumerate(windows)
         ]
 
     @property
@@ -80,4 +83,5 @@ class GatheredCache:
 
 def gathered_cache_for(model: LoadedModel) -> GatheredCache:
     """A GatheredCache for a model, with all contexts up to the larger of its variants' largest and 8192."""
-    return GatheredCache(model.kv_storage, model.variant_set.gathered_contexts, model.config.masks.windows)
+    blocks, windows = model.variant_set, model.config.masks.windows
+    return GatheredCache(model.kv_storage, blocks.gathered_contexts, windows, blocks.window_contexts)

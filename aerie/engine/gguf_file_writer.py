@@ -7,7 +7,7 @@ finer than 4 bits, also if it is the embeddings, and a matrix whose width no blo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from aerie.engine.reporter import OnProgress
 from aerie.engine.rope import LinearScaling, Llama3Scaling
 from aerie.engine.tensors import Tensor
 from aerie.engine.text_roles import GGUF_POOLING
-from aerie.engine.weights import EMBED, LM_HEAD
+from aerie.engine.weights import EMBED, LM_HEAD, fused_tensors
 
 
 class FileFormat(NamedTuple):
@@ -54,16 +54,23 @@ TYPES = {kind.name: kind for kind in READ.values()}
 
 
 class PlannedTensor(NamedTuple):
-    """A tensor to be written. heads: in which its rows are permuted; 0 for none."""
+    """A tensor to be written: one, or several of which one lies below the other. heads: in which its rows are
+    permuted; 0 for none."""
 
     name: str
-    tensor: Tensor
+    parts: Sequence[Tensor]
     kind: BlockType
     heads: int = 0
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, columns), or (elements,)."""
+        rows = sum(part.shape[0] for part in self.parts)
+        return (rows, *self.parts[0].shape[1:][-1:])
+
+    @property
     def nbytes(self) -> int:
-        return int(np.prod(self.tensor.shape)) // self.kind.values * self.kind.size
+        return int(np.prod(self.shape)) // self.kind.values * self.kind.size
 
 
 def plan_tensors(checkpoint: Checkpoint, form: str) -> list[PlannedTensor]:
@@ -71,17 +78,27 @@ def plan_tensors(checkpoint: Checkpoint, form: str) -> list[PlannedTensor]:
     that is quantised already."""
     config, architecture = checkpoint.config, _architecture(checkpoint.config)
     planned = []
+    for name, parts in _stored(checkpoint):
+        heads = _heads(name, config) if architecture.permutes_qk else 0
+        head = LM_HEAD if not config.tie_word_embeddings else EMBED
+        kind = _kind(parts[0], FORMATS[form].head if name == head else FORMATS[form].matrices)
+        planned.append(PlannedTensor(name_in_file(name, architecture), parts, kind, heads))
+    return planned
+
+
+def _stored(checkpoint: Checkpoint) -> Iterator[tuple[str, Sequence[Tensor]]]:
+    """The tensors by the names that a checkpoint has for them, each with its parts. Raises
+    CheckpointError."""
+    whole_of = {part: name for name, parts in fused_tensors(checkpoint.config).items() for part in parts}
+    stored: dict[str, list[Tensor]] = {}
     for name, tensor in checkpoint.weights.named():
         if isinstance(tensor, ComputedTensor):
             raise CheckpointError(
                 f"tensor {tensor.name} in {tensor.path} is quantised already ({tensor.dtype}); quantising it "
                 "again would lose more: take the unquantised checkpoint"
             )
-        heads = _heads(name, config) if architecture.permutes_qk else 0
-        head = LM_HEAD if not config.tie_word_embeddings else EMBED
-        kind = _kind(tensor, FORMATS[form].head if name == head else FORMATS[form].matrices)
-        planned.append(PlannedTensor(name_in_file(name, architecture), tensor, kind, heads))
-    return planned
+        stored.setdefault(whole_of.get(name, name), []).append(tensor)
+    yield from stored.items()
 
 
 def write_gguf(path: Path, checkpoint: Checkpoint, form: str, step: OnProgress) -> None:
@@ -120,7 +137,6 @@ def _name(config: ModelConfig) -> str:
         name
         for name, each in ARCHITECTURES.items()
         if not (each.norms_added or FAMILIES[each.model_type].is_fused)
-        and not FAMILIES[each.model_type].conv_tensors
     ]
     if kind not in written or config.diffusion is not None:
         raise CheckpointError(
@@ -143,7 +159,7 @@ def _name(config: ModelConfig) -> str:
 
 
 def _kind(tensor: Tensor, wanted: str) -> BlockType:
-    if len(tensor.shape) == 1:
+    if len(tensor.shape) != 2:  # a vector, or the taps of a convolution
         return TYPES["F32"]
     kind = TYPES[wanted]
     return TYPES["BF16"] if tensor.shape[1] % kind.values else kind
@@ -164,7 +180,7 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": _kv_heads(config),
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
@@ -172,6 +188,7 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
         "rope.freq_base": float(config.rope_theta),
         **_scaling(config),
         **_factors(config),
+        **({"shortconv.l_cache": config.conv_taps} if config.layers_with_conv else {}),
         **({"attention.sliding_window": config.sliding_window} if config.sliding_window else {}),
         **_pooling(config),
     }
@@ -183,6 +200,12 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
     }
     named = {f"{_name(config)}.{key}": value for key, value in of_model.items()}
     return about | named | tokenizer_keys(checkpoint.tokenizer, config)
+
+
+def _kv_heads(config: ModelConfig) -> int | list[int]:
+    """One number for all layers; where some have a convolution, one for each layer, 0 for those."""
+    heads, conv = config.num_key_value_heads, config.layers_with_conv
+    return [heads * (layer not in conv) for layer in range(config.num_hidden_layers)] if conv else heads
 
 
 def _scaling(config: ModelConfig) -> dict[str, Any]:
@@ -246,7 +269,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 def _add_info(writer: Any, planned: PlannedTensor) -> None:
     import gguf
 
-    kind, shape = planned.kind, planned.tensor.shape
+    kind, shape = planned.kind, planned.shape
     if kind.name == "F32":
         writer.add_tensor_info(planned.name, shape, np.dtype(np.float32), planned.nbytes)
         return
@@ -259,13 +282,13 @@ def _data(planned: PlannedTensor) -> Iterator[NDArray[Any]]:
     """The bytes of a tensor, some rows at a time: (rows, bytes), or float32 of a vector."""
     import gguf
 
-    tensor, kind = planned.tensor, planned.kind
+    kind = planned.kind
     if kind.name == "F32":
-        yield widen(tensor.read())
+        yield widen(planned.parts[0].read()).reshape(planned.shape)
         return
-    unit = tensor.shape[0] // planned.heads if planned.heads else 1
+    unit = planned.shape[0] // planned.heads if planned.heads else 1
     at_once = max(1, ROWS_AT_ONCE // unit) * unit
-    for first in range(0, tensor.shape[0], at_once):
+    for tensor, first in ((part, row) for part in planned.parts for row in range(0, part.shape[0], at_once)):
         values = widen(tensor.part(first, min(at_once, tensor.shape[0] - first)).read())
         if not np.isfinite(values).all():
             raise WeightsError(

@@ -26,7 +26,7 @@ from aerie.engine.programs import (
     is_for_layer,
 )
 from aerie.engine.variant_set import VariantSet
-from aerie.engine.variants import gathered_contexts
+from aerie.engine.variants import gathered_contexts, window_contexts
 from aerie.kernel_builder.arguments import ArgumentTable
 from aerie.multi_launch_builder import program_store, round_up_seq_len
 from aerie.multi_launch_builder.program import ProgramPlan
@@ -219,7 +219,8 @@ def _footprint(
 
 def gathered_bytes(config: ModelConfig, contexts: Sequence[int]) -> int:
     """Maximum bytes of the gathered caches of many requests, each context once."""
-    return sum(gathered_contexts(contexts)) * kv_page_bytes(config) // PAGE_SIZE
+    all_contexts = window_contexts if config.layers_with_window else gathered_contexts
+    return sum(all_contexts(contexts)) * kv_page_bytes(config) // PAGE_SIZE
 
 
 def require(

@@ -206,7 +206,7 @@ def build_model(
         embed_table=weights.embed_table,
         final_norm=weights.final_norm.read(),
         rope=rope_tables(config, max(variant_set.seq_len, config.max_position_embeddings)),
-        kv_storage=DeviceKVStorage(config, [runner], variant_set.gathered_contexts),
+        kv_storage=DeviceKVStorage(config, [runner], variant_set.window_contexts),
         buffer_names=SharedBufferNames((), ()) if buffer_names is None else buffer_names,
         ensure_programs=ensure_programs,
         context_end=context_end,
@@ -274,7 +274,7 @@ def split_over_devices(
         shared = replace(model, devices=Devices(parts, names, groups, reset))
     return replace(
         shared,
-        kv_storage=DeviceKVStorage(shared.kv_config, shared.runners, model.variant_set.gathered_contexts),
+        kv_storage=DeviceKVStorage(shared.kv_config, shared.runners, model.variant_set.window_contexts),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 LAYER_TENSORS = {
     "attn_norm": "input_layernorm.weight",
@@ -109,7 +110,8 @@ class ModelFamily:
     same layers. published_as: the class in config.json, if the model comes with its own code.
     default_positions, sliding_window: in tokens. kv_heads: None means as many as query heads. head_dim: None
     means hidden_size / num_attention_heads. tied: whether the embeddings are the LM head too. rope_theta:
-    RoPE's base. no_rope_interval: every layer whose number, from 1 on, is a multiple of it has no RoPE, where
+    RoPE's base. default_rope: `rope_parameters`, where config.json has neither these nor `rope_scaling`.
+    no_rope_interval: every layer whose number, from 1 on, is a multiple of it has no RoPE, where
     `no_rope_layers` does not say which; 0 means that all layers have it. local_rope_theta: RoPE's base in
     layers of sliding attention; None means that of all layers. full_attention_interval: with that, every
     layer whose number, from 1 on, is a multiple of it has full attention, where `layer_types` does not say
@@ -139,6 +141,7 @@ class ModelFamily:
     rms_norm_eps: float = 1e-6
     tied: bool = False
     rope_theta: float = 10000.0
+    default_rope: Mapping[str, Any] = field(default_factory=dict, hash=False)
     no_rope_interval: int = 0
     local_rope_theta: float | None = None
     full_attention_interval: int = 0

@@ -6,6 +6,8 @@ positions; a plan is the steps that take all tokens, in order.
 Without costs it follows the seed's inference strategy: the smallest variant that takes all that is left, else
 the largest. With the cost of a call of each variant (call_costs.py) it finds a plan of the least total cost.
 Costs are added up exactly, so no other plan costs less: none of one variant, nor the one made without costs.
+A call may cost less where some of its rows are padding; then one call of many rows, most of them padding, may
+be cheaper than several of few rows.
 
 A context is left for a larger one where n_past + n_process would pass it. In the seed the past lies beside
 the new rows, which take n places of the context, tokens and padding alike (its boundary is CL - AR). In our
@@ -43,6 +45,13 @@ class VariantSize(Protocol):
 V = TypeVar("V", bound=VariantSize)
 Costs: TypeAlias = "Mapping[V, float] | Callable[[V], float]"
 """The cost of a variant's call: 0 or more, in any unit, such as seconds."""
+Spared: TypeAlias = "Callable[[int], float]"
+"""Of a call of so many rows: what each row that is padding takes off its cost."""
+
+
+def nothing_spared(_: int) -> float:
+    """Padding costs as much as a token does."""
+    return 0.0
 
 
 class VariantCall(NamedTuple):
@@ -69,12 +78,17 @@ class VariantCall(NamedTuple):
 
 
 def plan(
-    tokens: int, past: int, variants: Iterable[V], costs: Costs[V] | None = None
+    tokens: int,
+    past: int,
+    variants: Iterable[V],
+    costs: Costs[V] | None = None,
+    spared: Spared = nothing_spared,
 ) -> tuple[VariantCall, ...]:
     """The calls for `tokens` new tokens, 1 or more, after `past` tokens in the cache.
 
-    Equal inputs give equal plans, for any order of the variants. Raises NoVariantError if no context holds
-    all of them, and ValueError for an impossible number of tokens, past or cost.
+    costs: of a call whose rows are all tokens. Equal inputs give equal plans, for any order of the variants.
+    Raises NoVariantError if no context holds all of them, and ValueError for an impossible number of tokens,
+    past or cost.
     """
     if tokens < 1 or past < 0:
         raise ValueError(f"{tokens} tokens after {past} are nothing to plan: 1 or more, after 0 or more")
@@ -84,7 +98,9 @@ def plan(
         raise NoVariantError(tokens, past, limit)
     if costs is None:
         return _greedy(tokens, past, tuple((one.rows, one.context) for one in distinct))
-    prices = tuple((one.rows, one.context, _cost(costs, one)) for one in distinct)
+    prices = tuple(
+        (one.rows, one.context, cost := _cost(costs, one), _spared(spared, one, cost)) for one in distinct
+    )
     return _cheapest(tokens, past, _price_list(prices))
 
 
@@ -95,6 +111,16 @@ def _cost(costs: Costs[V], variant: V) -> float:
             f"the cost of AR-{variant.rows}xCL-{variant.context} is {cost}; it must be 0 or more, and finite"
         )
     return cost
+
+
+def _spared(spared: Spared, variant: V, cost: float) -> float:
+    each = spared(variant.rows)
+    if not 0 <= each * variant.rows <= cost:
+        raise ValueError(
+            f"a row of padding takes {each} off the cost of AR-{variant.rows}xCL-{variant.context}, which is "
+            f"{cost}; all of its rows together must take off 0 or more, and no more than that"
+        )
+    return each
 
 
 @lru_cache(maxsize=1024)
@@ -126,11 +152,17 @@ def _variant_call(rows: int, context: int, start: int, taken: int) -> VariantCal
 
 
 class _Call(NamedTuple):
-    """A call of a variant. Its cost is an integer, in a unit that all calls share."""
+    """A call of a variant. cost: where all rows are tokens. spared: what each row of padding takes off it.
+    Both are integers, in a unit that all calls share."""
 
     rows: int
     context: int
     cost: int
+    spared: int
+
+    def cost_for(self, taken: int) -> int:
+        """The cost with so many tokens."""
+        return self.cost - (self.rows - taken) * self.spared
 
 
 class _PriceList:
@@ -195,13 +227,17 @@ def _without_dearer(calls: list[_Call]) -> list[_Call]:
 
 
 @lru_cache(maxsize=64)
-def _price_list(prices: tuple[tuple[int, int, float], ...]) -> _PriceList:
-    """Calls from (rows, context, cost). Floats are fractions; over their common denominator they are
+def _price_list(prices: tuple[tuple[int, int, float, float], ...]) -> _PriceList:
+    """Calls from (rows, context, cost, spared). Floats are fractions; over their common denominator they are
     integers."""
-    exact = [Fraction(cost) for _, _, cost in prices]
-    unit = math.lcm(*(cost.denominator for cost in exact))
-    costs = (int(cost * unit) for cost in exact)
-    return _PriceList([_Call(*price[:2], cost) for price, cost in zip(prices, costs, strict=True)])
+    exact = [(Fraction(cost), Fraction(spared)) for _, _, cost, spared in prices]
+    unit = math.lcm(*(number.denominator for both in exact for number in both))
+    return _PriceList(
+        [
+            _Call(*price[:2], int(cost * unit), int(spared * unit))
+            for price, (cost, spared) in zip(prices, exact, strict=True)
+        ]
+    )
 
 
 class _Path(NamedTuple):
@@ -225,8 +261,8 @@ def _cheapest(tokens: int, past: int, prices: _PriceList) -> tuple[VariantCall, 
     paths = [_Path(0, tokens, 0, 0, None)]
     best = {tokens: paths[0]}
     if past:
-        recompute = (call for call in prices.without_past if call.rows >= end)
-        paths += [_Path(call.cost * prices.parts, 0, tokens, call.cost, call) for call in recompute]
+        recompute = ((call, call.cost_for(end)) for call in prices.without_past if call.rows >= end)
+        paths += [_Path(cost * prices.parts, 0, tokens, cost, call) for call, cost in recompute]
     heapq.heapify(paths)
     ahead = _Ahead()
     while (path := heapq.heappop(paths)).remaining:
@@ -234,7 +270,7 @@ def _cheapest(tokens: int, past: int, prices: _PriceList) -> tuple[VariantCall, 
             continue
         best[path.remaining] = path
         for call, taken in prices.calls(end - path.remaining, path.remaining):
-            remaining, spent = path.remaining - taken, path.spent + call.cost
+            remaining, spent = path.remaining - taken, path.spent + call.cost_for(taken)
             at_least = spent * prices.parts + prices.at_least(end - remaining, end)
             heapq.heappush(paths, _Path(at_least, remaining, taken, spent, call))
     return tuple(reversed(list(_path_calls(path, best, end))))

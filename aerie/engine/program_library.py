@@ -25,7 +25,7 @@ from aerie.engine.errors import ConfigError
 from aerie.engine.families import SOME_THAT_RUN
 from aerie.engine.layer_states import check_no_states
 from aerie.engine.model_family import DiffusionConfig
-from aerie.engine.native import prepare_native
+from aerie.engine.native import preparing_native
 from aerie.engine.programs import (
     CONV_PROGRAMS,
     HEADS,
@@ -139,7 +139,7 @@ class RuntimeOptions:
         if self.seq_len is not None:
             length, has_conv = choose_seq_len(config, self.seq_len), bool(config.layers_with_conv)
             return VariantSet(length, has_conv=has_conv, masks=config.masks)
-        return variant_set_for(config, self.variants, self.decode)
+        return variant_set_for(config, self.variants, self.decode, self.backend.padding_share)
 
     def _parallel_variant_set(self, config: ModelConfig) -> VariantSet:
         """The variants on several devices."""
@@ -149,12 +149,16 @@ class RuntimeOptions:
                 f"{self.world_size} devices share a model without a fallback (FALLBACK), as what one has of "
                 "it is of no use without the others; leave it out, or load the model on one device"
             )
-        blocks = variant_set_for(self.part_config(config), self.variants, self.decode)
+        own, share = self.part_config(config), self.backend.padding_share
+        blocks = variant_set_for(own, self.variants, self.decode, share)
         return replace(blocks, devices=self.world_size)
 
 
-def variant_set_for(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> VariantSet:
-    """These variants, or the model's default. Raises UserError if none has several rows."""
+def variant_set_for(
+    config: ModelConfig, variants: str | None = None, decode: str = GUIDE, padding_share: float = 1.0
+) -> VariantSet:
+    """These variants, or the model's default. padding_share: Backend.padding_share, where they run. Raises
+    UserError if none has several rows."""
     chosen = parse_variants(variants) if variants else default_variants(config.context)
     with_rows = tuple(one for one in chosen if one.rows > 1)
     if not with_rows:
@@ -162,7 +166,7 @@ def variant_set_for(config: ModelConfig, variants: str | None = None, decode: st
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
             "add one, as 8x512"
         )
-    costs, has_conv = CallCosts(config.layer_parameters), bool(config.layers_with_conv)
+    costs, has_conv = CallCosts(config.layer_parameters, padding_share), bool(config.layers_with_conv)
     return VariantSet(0, with_rows, decode, costs, has_conv=has_conv, masks=config.masks)
 
 
@@ -293,20 +297,22 @@ def compile_programs(
             f"context: {config.context} of the model's {config.max_position_embeddings} positions, "
             f"{config.context_reason}"
         )
-    if remark := prepare_native():
-        report.note(remark)
     own = options.part_config(config)
     needs_head = options.group.rank == 0 and not config.roles.reason_against_answers
     programs = ProgramLibrary(own, options, report, () if needs_head else blocks.lm_heads)
-    if six:
-        programs.add(six, started)
-    else:
-        programs.ensure_compiled(
-            all_program_names(own, blocks)
-            if all_variants
-            else first_program_names(blocks, options.prompt_tokens)
-        )
-        programs.ensure_compiled(blocks.batch_programs if all_variants and blocks.decode_path == ROWS else ())
+    with preparing_native() as native:
+        if six:
+            programs.add(six, started)
+        else:
+            programs.ensure_compiled(
+                all_program_names(own, blocks)
+                if all_variants
+                else first_program_names(blocks, options.prompt_tokens)
+            )
+            more = blocks.batch_programs if all_variants and blocks.decode_path == ROWS else ()
+            programs.ensure_compiled(more)
+        if remark := native.result():
+            report.note(remark)
     return programs
 
 

@@ -27,7 +27,7 @@ Frequencies = npt.NDArray[np.float32]
 
 
 ONE = np.float32(1)
-ORIGINAL = "original_max_position_embeddings"
+ORIGINAL, GROWTH = "original_max_position_embeddings", "llama_4_scaling_beta"
 
 
 class RopeScaling(Protocol):
@@ -128,7 +128,8 @@ class YarnScaling:
 
     A frequency is fast that turns `beta_fast` times within the original length, in tokens, and slow that
     turns `beta_slow` times. truncate: whether the ends of the blend are whole pairs. rope_theta: RoPE's base.
-    attention_factor: of cosines and sines.
+    attention_factor: of cosines and sines. llama_4_scaling_beta: how fast queries grow with their position
+    beyond the original length, as in Ministral 3; up to it they do not.
     """
 
     factor: float
@@ -138,6 +139,7 @@ class YarnScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    llama_4_scaling_beta: float = 0.0
     name = "yarn"
     positions = None
 
@@ -251,8 +253,9 @@ def _yarn(rope: ConfigReader, head_dim: int, positions: int) -> YarnScaling:  # 
     if rope.get("mscale") and rope.get("mscale_all_dim"):
         by_scales = magnitude(rope.number("mscale")) / magnitude(rope.number("mscale_all_dim"))
     attention_factor = rope.number("attention_factor", default=by_scales)
+    growth = rope.number(GROWTH, default=0.0) if rope.get(GROWTH) else 0.0
     return YarnScaling(
-        factor, original, theta, attention_factor, fast, slow, rope.flag("truncate", default=True)
+        factor, original, theta, attention_factor, fast, slow, rope.flag("truncate", default=True), growth
     )
 
 
@@ -275,6 +278,8 @@ def _factors(rope: ConfigReader, name: str, pairs: int) -> tuple[float, ...]:
 def rule_entries(rule: RopeScaling) -> dict[str, Any]:
     """The entries of config.json that `read_rule` makes this rule of."""
     of_rule = {name: value for name, value in vars(rule).items() if name != "is_long"}
+    if not of_rule.get(GROWTH):
+        of_rule.pop(GROWTH, None)
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in of_rule.items()}
     return {"rope_type": rule.name, **given}
 
@@ -290,7 +295,7 @@ RULES: dict[str, tuple[tuple[str, ...], Reader]] = {
     "yarn": (
         (
             *("factor", "attention_factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
-            *("finetuned", ORIGINAL),
+            *("finetuned", ORIGINAL, GROWTH, "max_position_embeddings"),
         ),
         _yarn,
     ),

@@ -12,15 +12,16 @@ from aerie.engine.config_reader import read_json
 from aerie.engine.tensors import Tensor
 from aerie.runtime.memory import format_file_bytes
 
-TEXT_PARTS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "Gemma3ForConditionalGeneration": (
-        "gemma3_text",
+TEXT_PARTS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    ("Gemma3ForConditionalGeneration", "gemma3_text"): (
         "Gemma3ForCausalLM",
         {"vocab_size": 262208, "num_attention_heads": 8},
-    )
+    ),
+    ("Mistral3ForConditionalGeneration", "mistral"): ("MistralForCausalLM", {}),
+    ("Mistral3ForConditionalGeneration", "ministral3"): ("Ministral3ForCausalLM", {}),
 }
-"""By the class in config.json: the model_type of the text part, the class of the model of text, and defaults
-that only such files leave out (transformers, configuration_gemma3.py)."""
+"""By the class in config.json and the model_type of the text part: the class of the model of text, and
+defaults that only such files leave out (transformers, configuration_gemma3.py)."""
 
 OF_THE_WHOLE = ("eos_token_id", "tie_word_embeddings", "quantization_config", "transformers_weights")
 """Entries that stand beside the text part and are of it too."""
@@ -34,11 +35,12 @@ def text_entries(entries: Mapping[str, Any]) -> Mapping[str, Any]:
     """The entries of the text part, where the class is one of TEXT_PARTS; else those that were given."""
     names, part = entries.get("architectures"), entries.get("text_config")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if not isinstance(name, str) or name not in TEXT_PARTS or not isinstance(part, dict):
+    if not isinstance(name, str) or not isinstance(part, dict):
         return entries
-    model_type, architecture, defaults = TEXT_PARTS[name]
-    if part.get("model_type") != model_type:
+    kind = part.get("model_type")
+    if not isinstance(kind, str) or (name, kind) not in TEXT_PARTS:
         return entries
+    architecture, defaults = TEXT_PARTS[name, kind]
     beside = {each: entries[each] for each in OF_THE_WHOLE if each in entries}
     return {**defaults, **part, **beside, "architectures": [architecture]}
 

@@ -124,11 +124,23 @@ OTHER_ARCHITECTURES = (
     ),
     ("llada dream", "it fills the whole text in at once, and block diffusion goes block by block"),
     (
-        "mamba jamba bamba falconh1 lfm rwkv nemotronh qwen3next qwen35 kimilinear recurrent",
+        "qwen35",
+        "three of four layers have linear attention, whose state of a head is a matrix: a kernel that "
+        "updates it, and a place for it at the end of each page of keys and values, are what it takes; "
+        "Qwen3 runs",
+    ),
+    (
+        "mamba jamba bamba falconh1 lfm rwkv nemotronh qwen3next kimilinear recurrent",
         "it has layers that keep a state instead of keys and values",
     ),
     ("gemma2", "it caps scores and logits: launches that cap are what it takes; Gemma 3 runs"),
-    ("gemma3n gemma4", "it has embeddings of each layer, and layers that share keys and values"),
+    ("gemma3n", "it has embeddings of each layer, and layers that share keys and values"),
+    (
+        "gemma4",
+        "it has heads of two widths, embeddings of each layer, and layers that read the keys and values of "
+        "others: programs for a second shape, a launch for these embeddings, and a cache that layers share "
+        "are what it takes; Gemma 3 runs",
+    ),
     ("gemma", "its norms multiply by 1 + weight, with another rounding of its embeddings; Gemma 3 runs"),
     (
         "phi3small",
@@ -136,16 +148,10 @@ OTHER_ARCHITECTURES = (
         "Phi-3-mini and medium run",
     ),
     ("phi", "it adds attention and FFN side by side, after a LayerNorm"),
-    (
-        "olmo3",
-        "its layers are those of OLMo 2, with windows and RoPE of their own in some: a file of its family is "
-        "what it takes; OLMo 2 runs",
-    ),
     ("olmo exaone4", "its norms stand after attention and FFN, or have no weights"),
     ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),
     ("glm", "it turns neighbouring elements of a part of each head"),
     ("minicpm", "it multiplies embeddings, residuals and logits by factors"),
-    ("ministral", "windows alternate with whole attention: a file of its family is what it takes"),
     (
         "gpt opt bloom mpt falcon starcoder stablelm persimmon nemotron",
         "it has LayerNorm, learned positions or an FFN without a gate",
@@ -223,7 +229,7 @@ def _text_part(config: ConfigReader) -> str:
     kind = part.get("model_type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind not in FAMILIES:
         kind = kind.removesuffix("_text").removesuffix("_vl").replace("qwen2_5", "qwen2")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         return ""
     return f"; its text part is of the kind {kind}, which runs: fetch the model of text that it was made from"
 

@@ -11,7 +11,7 @@ from aerie.common.errors import UserError
 from aerie.engine.call_costs import CallCosts
 from aerie.engine.layer_masks import LayerMasks, layer_masks, positions_needed
 from aerie.engine.planner import VariantCall, plan
-from aerie.engine.variants import gathered_contexts
+from aerie.engine.variants import gathered_contexts, window_contexts
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import (
     CONV_LAYER_KINDS,
@@ -83,6 +83,12 @@ class VariantSet:
         """The contexts of gathered caches; empty without variants."""
         return gathered_contexts(self.contexts) if self.variants else []
 
+    @property
+    def window_contexts(self) -> Sequence[int]:
+        """The same, with those of layers with a window where the model has such."""
+        has_windows = self.variants and any(window is not None for window in self.masks.windows)
+        return window_contexts(self.contexts) if has_windows else self.gathered_contexts
+
     def positions(self, context: int) -> int:
         """Maximum positions of a sequence, for a model with `context` positions."""
         return min(context, self.largest_context or context)
@@ -96,7 +102,9 @@ class VariantSet:
         if self.seq_len:
             return plan(tokens, past, [FullPrefill(self.seq_len, self.seq_len)])
         fitting = [one for one in self.variants if recompute or not past or one.rows < one.context]
-        return plan(tokens, past, fitting, self.costs)
+        if self.costs is None:
+            return plan(tokens, past, fitting)
+        return plan(tokens, past, fitting, self.costs, self.costs.spared_by_padding)
 
     def tail_call(self, call: VariantCall, tokens: range) -> VariantCall | None:
         """A call with fewer rows for these tokens of `call`; None if it would save little. tokens: indices
@@ -141,16 +149,22 @@ class VariantSet:
         return tuple(
             call.context
             if window is None
-            else next((one for one in self.gathered_contexts if one >= count), call.context)
+            else next((one for one in self.window_contexts if one >= count), call.context)
             for window, count in zip(self.masks.windows, needed, strict=True)
         )
 
     @property
     def window_variants(self) -> Iterator[Variant]:
-        """The variants with whose attention layers with a window run, where these need less of the cache."""
+        """The variants with whose attention layers with a window run, where these need less of the cache:
+        those of calls with one token, with as many as there are rows, and between."""
         for one in self.variants:
-            longest = VariantCall(one.rows, one.context, one.context - one.rows, 0, one.rows, 0, 0)
-            yield from (Variant(one.rows, context) for context in self.contexts_of(longest))
+            calls = (
+                VariantCall(one.rows, one.context, one.context - tokens, 0, tokens, 0, 0)
+                for tokens in (1, one.rows)
+            )
+            for least, most in zip(*map(self.contexts_of, calls), strict=True):
+                between = (each for each in self.window_contexts if least <= each <= most)
+                yield from (Variant(one.rows, context) for context in between)
 
     def conv_programs(self, rows: int) -> LayerPrograms:
         """The programs of a layer with a short convolution, for this many rows."""
@@ -209,7 +223,7 @@ class VariantSet:
         rows. Empty without variants."""
         if not self.variants:
             return
-        for rows, context in itertools.product(self.batch_rows, gathered_contexts(self.contexts)):
+        for rows, context in itertools.product(self.batch_rows, self.window_contexts):
             if rows <= context:
                 yield from (program_name(kind, rows, context) for kind in self._all_kinds)
         yield from replace(self, decode_path=ROWS).lm_heads

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from aerie.common.errors import UserError
 from aerie.multi_launch_builder import UnsupportedShapeError, Variant
-from aerie.multi_launch_builder.variants import CONTEXTS
+from aerie.multi_launch_builder.variants import CONTEXTS, WINDOW_CONTEXTS
 
 SMALL_POSITIONS = 1024
 """A model of at most this number of positions gets the small set."""
@@ -45,6 +45,12 @@ def gathered_contexts(contexts: Sequence[int]) -> list[int]:
     return [one for one in CONTEXTS if one <= largest]
 
 
+def window_contexts(contexts: Sequence[int]) -> list[int]:
+    """The contexts of the gathered caches of layers with a window, of such a model, smallest first."""
+    gathered = gathered_contexts(contexts)
+    return sorted({*gathered, *(one for one in WINDOW_CONTEXTS if one < gathered[-1])})
+
+
 def parse_variants(text: str) -> tuple[Variant, ...]:
     """The variants of `text`, each once, in order of rows.
 
@@ -65,6 +71,11 @@ def _group(group: str) -> list[Variant]:
     try:
         # A number that there are no programs for is refused, also where no pair would be made of it.
         legal = [Variant(n, CONTEXTS[-1]).rows for n in rows], [Variant(1, m).context for m in contexts]
+        if of_windows := next((m for m in contexts if m in WINDOW_CONTEXTS), None):
+            raise UnsupportedShapeError(
+                f"context (CL) {of_windows} has programs for layers with a sliding window alone",
+                f"the legal ones are {', '.join(map(str, CONTEXTS))}",
+            )
     except UnsupportedShapeError as error:
         raise UserError(f"VARIANTS: '{group}': {error}") from None
     pairs = [Variant(n, m) for n in legal[0] for m in legal[1] if n <= m]

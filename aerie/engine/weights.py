@@ -97,14 +97,20 @@ def expected_shapes(config: ModelConfig) -> Shapes:
 
 def stored_shapes(config: ModelConfig) -> Shapes:
     """The same as a checkpoint of transformers' has them, where a family's tensors are fused."""
-    expected, fused = expected_shapes(config), {}
+    return _as_stored(expected_shapes(config), fused_tensors(config))
+
+
+def fused_tensors(config: ModelConfig) -> dict[str, list[str]]:
+    """The tensors that a checkpoint of transformers' has for several of the expected ones, with their
+    names."""
+    fused = {}
     for layer in range(config.num_hidden_layers):
         tensors = config.layer_tensors(layer)
         for fields, names in FUSED.items():
             is_fused = config.family.is_fused or fields == CONV_PROJECTIONS
             if is_fused and all(field in tensors for field in fields):
                 fused[in_layer(layer, names[0])] = [in_layer(layer, tensors[field]) for field in fields]
-    return _as_stored(expected, fused)
+    return fused
 
 
 class Weights:

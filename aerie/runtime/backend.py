@@ -18,6 +18,9 @@ from aerie.runtime.toolchain import Toolchain, VirtualToolchain
 from aerie.virtual_npu.options import EXACT
 
 CHOICES = ("auto", "virtual", "npu")
+VIRTUAL_PADDING_SHARE = 1 / 8
+"""`Backend.padding_share` of the virtual NPU: SwiGLU, norms and additions of rows of zeros, and attention's
+transfers."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,13 @@ class Backend:
         """
         toolchain = self.toolchain
         return toolchain.options.numerics if isinstance(toolchain, VirtualToolchain) else self.name
+
+    @property
+    def padding_share(self) -> float:
+        """What a row of padding costs of what a token costs in a call of a program, beside the weights that
+        the call reads. The virtual NPU leaves rows of zeros out of its products, unless it multiplies in
+        block floats."""
+        return VIRTUAL_PADDING_SHARE if self.numerics == EXACT.numerics else 1.0
 
 
 class NoPyxrt(ModuleType):

@@ -130,7 +130,7 @@ def _open_with_draft(
     folder = find_checkpoint(model)
     checkpoint = open_checkpoint(folder, options.weights)
     tokenizer = prompt_tokenizer(folder, template_arguments)
-    checkpoint = replace(checkpoint, config=options.limited(checkpoint.config))
+    checkpoint = checkpoint.limited(options.max_positions)
     drafter = draft_model_of(checkpoint, folder, draft)
     note_missing_template(checkpoint.tokenizer, report.note)
     session = prepare_runtime(checkpoint, options, report)

@@ -207,7 +207,7 @@ class Program:
 
     def _check_can(self, **requested: bool) -> None:
         names = [name for name, on in requested.items() if on]
-        beyond = [name for name in names if name != "perturb"]
+        beyond = [name for name in names if name == "garbage"]
         if beyond and self.library.is_aie_level:
             raise OptionError(
                 f"{beyond[0]} is not there for modules with aie.device: leave it out, or run the AIR program"

@@ -57,10 +57,19 @@ def checkpoints(tmp_path_factory):
             family="Qwen3",
             rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
         ),
+        "lfm2": write_checkpoint(
+            folder / "lfm2",
+            family="Lfm2",
+            rope_parameters=plain,
+            num_hidden_layers=3,
+            layer_types=["conv", "full_attention", "conv"],
+            block_auto_adjust_ff_dim=False,
+            pad_token_id=0,
+        ),
     }
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "granite"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "granite", "lfm2"])
 @pytest.mark.parametrize("form", file_writer.FORMATS)
 def test_a_file_is_the_model(name, form, checkpoints, tmp_path):
     """Config, tokens and weights are those of the checkpoint; in the formats that load quantises to, bit by
@@ -151,7 +160,7 @@ def test_models_that_are_not_written(checkpoints, tmp_path, monkeypatch):
     refused(CheckpointError, r"is quantised already \(Q8_0\); quantising it again would lose more", written)
     refused(
         CheckpointError,
-        "is not written as GGUF; llama, granite, olmo2, qwen2, qwen3, smollm3 are",
+        "is not written as GGUF; llama, granite, lfm2, olmo2, qwen2, qwen3, smollm3 are",
         BUILT_IN_MODELS["demo-diffusion"],
     )
     turned = shutil.copytree(checkpoints["qwen3"], tmp_path / "turned")

@@ -198,6 +198,8 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         ({"vocab_size": None}, "there is no vocab_size; the checkpoint is incomplete"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0; it must be a finite number above 0"),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf; it must be a finite number above 0"),
+        ({"rope_theta": 1e300}, r"rope_theta is 1e\+300; only numbers from 1e-15 to 1e\+15 are supported"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps is 1e-300; only numbers from 1e-15 to"),
         ({"rope_theta": 10**400}, "rope_theta is 10{400}; it must be a finite number above 0"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes'; it must be true or false"),
         ({"eos_token_id": ["</s>"]}, "eos_token_id '</s>' is not a token: it must be a whole number"),
@@ -286,7 +288,7 @@ def test_a_fact_that_makes_another_model_is_refused_by_its_name(load, fact, want
         ),
         ("InternVLChatModel", {"llm_config": {"model_type": "qwen3"}}, "of the kind qwen3, which runs"),
         (
-            "Mistral3ForConditionalGeneration",
+            "LlavaNextForConditionalGeneration",
             {"text_config": {"model_type": "mistral"}},
             "of the kind mistral, which runs: fetch the model of text that it was made from; only",
         ),

@@ -12,6 +12,8 @@ from aerie.engine import call_costs as costs_
 from aerie.engine.call_costs import MIN_LAYER_ELEMENTS, TIMED_CALLS, TIMED_KINDS, CallCosts
 from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Variant
+from aerie.runtime import select_backend
+from aerie.runtime.backend import VIRTUAL_PADDING_SHARE
 
 ROWS = (8, 32, 128)
 VARIANTS = tuple(Variant(rows, 512) for rows in ROWS)
@@ -75,6 +77,32 @@ def test_a_machine_on_which_rows_cost_more_cuts_closer():
         spent = sum(other(Variant(rows, 512)) for rows in steps(other, tokens))
         for one in VARIANTS:
             assert spent <= other(one) * -(-tokens // one.rows) * (1 + 1e-9)
+
+
+def test_what_is_left_of_a_known_prompt_is_one_call_where_padding_is_not_multiplied():
+    """48 tokens after 2,000, in a layer of Llama-3.2-1B."""
+    chosen = tuple(Variant(rows, 2048) for rows in ROWS)
+    called = {
+        share: VariantSet(0, chosen, costs=CallCosts(60_817_408, share)).plan(48, 2000)
+        for share in (1.0, VIRTUAL_PADDING_SHARE)
+    }
+    assert sorted(step.variant for step in called[1.0]) == [8, 8, 32]
+    assert [(step.variant, step.n_process) for step in called[VIRTUAL_PADDING_SHARE]] == [(128, 48)]
+
+
+def test_padding_spares_what_is_measured_of_a_row():
+    costs = CallCosts(60_817_408, padding_share=0.25)
+    row = 2 * 60_817_408 / costs_.FLOPS_PER_S
+    assert costs.spared_by_padding(128) == pytest.approx(0.75 * row)
+    twice = measured({128: 2 * costs(Variant(128, 512))}, weights=60_817_408)
+    assert twice.spared_by_padding(128) == 0
+    twice._padding_share = 0.25
+    assert twice.spared_by_padding(128) == pytest.approx(1.5 * row)
+
+
+@pytest.mark.parametrize(("numerics", "share"), [("exact", VIRTUAL_PADDING_SHARE), ("bfp16", 1.0)])
+def test_only_exact_products_leave_padding_out(numerics, share):
+    assert select_backend("virtual", numerics).padding_share == share
 
 
 def test_a_session_measures_and_says_the_same(monkeypatch):

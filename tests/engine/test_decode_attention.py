@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from threading import Event
+
 import numpy as np
 import pytest
 
@@ -236,6 +239,29 @@ def test_without_a_compiler_numpy_does_it(monkeypatch):
     query, keys, values = drawn(4, 2, 64)
     expected = reference_attention(query, keys, values, slice(0, 10))
     np.testing.assert_array_equal(bits(decode_attention(query, keys, values, 9)), bits(expected))
+
+
+def test_programs_are_compiled_meanwhile(monkeypatch):
+    inside = Event()
+    monkeypatch.setattr(native, "_load", lambda: "done" if inside.wait(60) else "nothing was done meanwhile")
+    with native.preparing_native() as prepared:
+        inside.set()
+        assert prepared.result() == "done"
+
+
+def test_ctrl_c_ends_the_compilation_and_the_next_call_compiles_again(monkeypatch):
+    stopped = Event()
+
+    def compiling(*arguments, **named):
+        raise ToolchainError("c++ was killed" if stopped.wait(60) else "nobody stopped c++")
+
+    monkeypatch.setattr(native, "load_host_code", compiling)
+    monkeypatch.setattr(native, "stop_compilers", stopped.set)
+    monkeypatch.setattr(native, "_load", functools.cache(native._load.__wrapped__))
+    with pytest.raises(KeyboardInterrupt), native.preparing_native() as prepared:
+        raise KeyboardInterrupt
+    assert prepared.result().endswith("(c++ was killed)")
+    assert native._load.cache_info().currsize == 0
 
 
 def test_the_knob_is_printed(monkeypatch):

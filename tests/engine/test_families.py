@@ -60,8 +60,20 @@ FAMILY_ROWS = {
         "pad_token_id": 0,
     },
     "llama": {"family": "Llama"},
+    "ministral": {
+        "family": "Ministral",
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 64,
+    },
+    "ministral3": {"family": "Ministral3", "pad_token_id": 0},
     "mistral": {"family": "Mistral", "sliding_window": 64},
     "olmo2": {"family": "Olmo2", "pad_token_id": 0},
+    "olmo3": {
+        "family": "Olmo3",
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 64,
+        "pad_token_id": 0,
+    },
     "phi3": {"family": "Phi3", "pad_token_id": 0},
     "qwen2": {"family": "Qwen2"},
     "qwen3": {"family": "Qwen3"},
@@ -134,11 +146,33 @@ def with_partial_rotary(shape, number):
 
 
 def with_two_bases(shape, number):
-    """RoPE by kind of layer, and a list of kinds as long as there are layers."""
-    kinds = shape["layer_types"][: shape["num_hidden_layers"]]
+    """RoPE by kind of layer."""
     local = {"rope_type": "default", "rope_theta": 1e4}
     ropes = {"full_attention": shape["rope_parameters"], "sliding_attention": local}
-    return shape | {"layer_types": kinds, "rope_parameters": ropes, "head_dim": (64, 256, 96)[number % 3]}
+    return with_kinds(shape, number) | {"rope_parameters": ropes}
+
+
+def with_wide_heads(shape, number):
+    return with_two_bases(shape, number) | {"head_dim": (64, 256, 96)[number % 3]}
+
+
+def with_kinds(shape, _):
+    """A list of kinds as long as there are layers."""
+    return shape | {"layer_types": shape["layer_types"][: shape["num_hidden_layers"]]}
+
+
+def with_growing_queries(shape, number):
+    """Stretched RoPE, up to the length from which queries would grow."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": (1e4, 1e6)[number % 2],
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "llama_4_scaling_beta": 0.1,
+        "mscale": 1.0,
+        "mscale_all_dim": (1.0, 0.7)[number % 2],
+    }
+    return shape | {"rope_parameters": rope}
 
 
 def with_convolutions(shape, number):
@@ -156,9 +190,25 @@ def with_convolutions(shape, number):
     }
 
 
-CHANGED = {"phi3": with_partial_rotary, "gemma3_text": with_two_bases, "lfm2": with_convolutions}
+CHANGED = {
+    "gemma3_text": with_wide_heads,
+    "lfm2": with_convolutions,
+    "ministral": with_kinds,
+    "ministral3": with_growing_queries,
+    "olmo3": with_two_bases,
+    "phi3": with_partial_rotary,
+}
 """What a family's random shapes have otherwise."""
 CASES = [(family, number) for family in FAMILY_ROWS for number in range(SHAPES_EACH)]
+
+
+WITH_THE_SAME_LAYERS = {
+    "gemma3": "gemma3_text",
+    "ministral": "llama",
+    "ministral3": "llama",
+    "mistral": "llama",
+    "olmo3": "olmo2",
+}
 
 
 def test_every_family_has_a_row():
@@ -178,9 +228,10 @@ def test_random_shapes_in_numpy(family, number, make_checkpoint, numpy_model, ag
 def test_random_shapes_on_the_virtual_npu(family, make_checkpoint, against):
     """Families with the same layers have one shape, and so one set of programs to build."""
     layers = FAMILY_ROWS[family]["family"].lower()
-    layers = {"mistral": "llama", "gemma3": "gemma3_text"}.get(layers, layers)
-    shape = random_shape(layers, 0)
-    folder = make_checkpoint(**shape if family == layers else shape | FAMILY_ROWS[family])
+    shape = random_shape(WITH_THE_SAME_LAYERS.get(layers, layers), 0)
+    if shape["family"] != FAMILY_ROWS[family]["family"] or "entries" in FAMILY_ROWS[family]:
+        shape = CHANGED.get(family, lambda shape, _: shape)(shape | FAMILY_ROWS[family], 0)
+    folder = make_checkpoint(**shape)
     checkpoint = open_checkpoint(folder)
     # Models that fill in blocks run here as their classes in transformers do: a position sees none after it.
     one_by_one = replace(checkpoint, config=replace(checkpoint.config, diffusion=None))
@@ -317,19 +368,19 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("qwen2_5_vl", "it reads images or sounds"),
         ("gemma", "its norms multiply by 1 + weight"),
         ("gemma2", "it caps scores and logits"),
-        ("gemma4_text", "it has embeddings of each layer"),
+        ("gemma4_text", "a cache that layers share are what it takes; Gemma 3 runs"),
+        ("gemma3n_text", "it has embeddings of each layer"),
+        ("qwen3_5_text", "a place for it at the end of each page of keys and values, are what it takes"),
         ("phi3small", "its attention skips blocks of positions"),
         ("phimoe", "mixture of experts"),
         ("phi", "attention and FFN side by side, after a LayerNorm"),
         ("qwen3_next", "keep a state instead of keys and values"),
-        ("olmo3", "a file of its family is what it takes; OLMo 2 runs"),
         ("olmo", "its norms stand after attention"),
         ("cohere", "side by side, after a LayerNorm"),
         ("granitemoe", "mixture of experts"),
         ("granitemoehybrid", "layers of Mamba-2, which keep a state"),
         ("minicpm", "multiplies embeddings, residuals and logits"),
         ("glm4", "turns neighbouring elements"),
-        ("ministral", "windows alternate"),
         ("gpt2", "LayerNorm, learned positions"),
         ("llada", "fills the whole text in at once"),
         ("sdar_moe", "mixture of experts"),
@@ -476,6 +527,17 @@ def test_large_weights_of_key_norms(make_checkpoint, tmp_path, numpy_model, agai
         exact, theirs = (against.their_logits(folder, dtype, tokens) for dtype in ("float32", "bfloat16"))
         errors += [np.abs(logits - exact).mean() for logits in (ours, theirs)]
     assert errors[0] < 1.15 * errors[1]
+
+
+def test_queries_that_grow_end_the_context(qwen):
+    """Up to RoPE's original length they do not grow."""
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}
+    config = qwen("ministral3", rope_parameters={**rope, "llama_4_scaling_beta": 0.1})
+    assert (config.context, config.context_entry) == (100, "llama_4_scaling_beta")
+    assert config.context_reason == "RoPE's original length, beyond which queries grow with their position"
+    assert qwen("ministral3", rope_parameters=rope).context == 512
+    by_default = qwen("ministral3", max_position_embeddings=262144)
+    assert (by_default.context, by_default.rope_scaling.factor) == (16384, 16)
 
 
 def test_examples_are_documented():

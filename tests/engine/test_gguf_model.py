@@ -556,3 +556,32 @@ def test_convolutions_whose_heads_are_not_said(make_checkpoint, tmp_path, counts
         CheckpointError, match=r"head_count_kv is \[.*\]: it must be 0 for each layer with a conv"
     ):
         load_config(path)
+
+
+def test_a_file_of_olmo_2_with_a_window_is_olmo_3(make_checkpoint, tmp_path):
+    """llama.cpp calls both olmo2: with a window every fourth layer has full attention and stretched RoPE, and
+    the others have plain RoPE of the same base."""
+    plain = {"rope_type": "default", "rope_theta": 2e5}
+    yarn = {**plain, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
+    theirs = make_checkpoint(
+        family="Olmo3",
+        num_hidden_layers=4,
+        sliding_window=9,
+        rope_parameters={"full_attention": yarn, "sliding_attention": plain},
+        pad_token_id=0,
+    )
+    source = Source(make_checkpoint(**SOURCES["olmo2"], num_hidden_layers=4))
+    keys = {
+        "attention.sliding_window": 9,
+        "rope.freq_base": 2e5,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 2.0,
+        "rope.scaling.original_context_length": 128,
+    }
+    path = gguf_files.write(
+        tmp_path / "x.gguf", source, keys={f"olmo2.{key}": value for key, value in keys.items()}
+    )
+    ours, expected = load_config(path), load_config(theirs)
+    assert replace(ours, eos_token_ids=()) == replace(expected, eos_token_ids=())
+    assert ours.family is FAMILIES["olmo3"]
+    assert ours.rope_of_layer == (1, 1, 1, 0)

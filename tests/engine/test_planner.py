@@ -117,6 +117,53 @@ def test_no_plan_costs_less(case):
             assert cost <= total(plan(tokens, past, [one]), costs)
 
 
+@settings(max_examples=60)
+@given(cases(), st.sampled_from((0.0, 0.5, 0.875, 1.0)))
+def test_no_plan_costs_less_where_padding_spares_something(case, share):
+    """Of the plans whose calls take all that they can."""
+    tokens, past, chosen, costs = case
+    end = past + tokens
+    spared = {
+        rows: share * min(costs[one] for one in chosen if one.rows == rows) / (2 * rows) for rows, _ in chosen
+    }
+
+    def cost_for(one, taken):
+        return Fraction(costs[one]) - (one.rows - taken) * Fraction(spared[one.rows])
+
+    @cache
+    def rest(position):
+        costing = [
+            cost_for(one, taken) + rest(position + taken)
+            for one in chosen
+            if one.rows < one.context or position == 0
+            for taken in [min(one.rows, one.context - position, end - position)]
+            if taken > 0
+        ]
+        return min(costing, default=Fraction(10**9)) if position < end else Fraction(0)
+
+    steps = plan(tokens, past, chosen, costs, spared.__getitem__)
+    check_steps(steps, tokens, past, chosen)
+    cost = sum(cost_for(V(step.variant, step.context), step.n_process) for step in steps)
+    anew = [cost_for(one, end) for one in chosen if one.rows == one.context >= end]
+    assert cost == min([rest(past), *anew])
+
+
+def test_padding_that_costs_little_makes_one_call_of_several():
+    base = {1: 1.0, 8: 1.2, 32: 2.0, 128: 5.0, 512: 18.0, 2048: 72.0}
+    costs = {one: base[one.rows] for one in LARGE}
+    steps = [step.variant for step in plan(48, 2000, LARGE, costs)]
+    assert steps == [32, 32]
+    (step,) = plan(48, 2000, LARGE, costs, lambda rows: 0.9 * (base[rows] - 1) / rows)
+    assert step == VariantCall(128, 2048, 2000, 2000, 48, 0, 2000)
+
+
+@pytest.mark.parametrize("each", [-1.0, 0.2])
+def test_what_padding_cannot_spare_is_refused(each):
+    message = rf"padding takes {each} off the cost of AR-8xCL-4096, which is 1; all of its rows together must"
+    with pytest.raises(ValueError, match=message):
+        plan(1, 0, [V(8, 4096)], {V(8, 4096): 1}, lambda _: each)
+
+
 @given(cases(), st.randoms())
 def test_equal_plans_for_equal_inputs(case, order):
     tokens, past, chosen, costs = case

@@ -96,7 +96,47 @@ def test_what_such_files_leave_out_is_transformers_default(with_images: Any) -> 
     assert (config.vocab_size, config.num_attention_heads, config.tie_word_embeddings) == (262208, 8, True)
 
 
-@pytest.mark.parametrize("part", [3, {"model_type": "llama"}])
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6}
+GROWING: dict[str, Any] = {
+    **{"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128},
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("mistral", {"family": "Mistral", "sliding_window": None, "rope_parameters": ROPE}),
+        ("ministral3", {"family": "Ministral3", "pad_token_id": 0, "rope_parameters": GROWING}),
+    ],
+)
+def test_mistral_small_and_ministral_3(
+    make_checkpoint: Any, tmp_path: Path, kind: str, shape: dict[str, Any]
+) -> None:
+    """Of files that read images too, the text part is read, as a Mistral or a Ministral 3."""
+    text = make_checkpoint(**shape)
+    entries = json.loads((text / "config.json").read_text())
+    assert entries["model_type"] == kind
+    whole = {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "eos_token_id": entries["eos_token_id"],
+        "vision_config": {"model_type": "pixtral"},
+        "text_config": {name: value for name, value in entries.items() if name != "architectures"},
+    }
+    folder = shutil.copytree(text, tmp_path / "images")
+    (folder / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    images = {"vision_tower.ln_pre.weight": tensors["model.norm.weight"]}
+    save_file({**renamed, **images}, folder / "model.safetensors", {"format": "pt"})
+    assert load_config(folder) == load_config(text)
+    ours, theirs = (open_checkpoint(each).weights.named() for each in (folder, text))
+    for (name, tensor), (other, expected) in zip(ours, theirs, strict=True):
+        assert (name, tensor.read().tobytes()) == (other, expected.read().tobytes())
+
+
+@pytest.mark.parametrize("part", [3, {"model_type": "llama"}, {"model_type": [1]}])
 def test_another_text_part_is_refused_by_name(with_images: Any, part: Any) -> None:
     folder = with_images("language_model.model.")
     entries = json.loads((folder / "config.json").read_text()) | {"text_config": part}

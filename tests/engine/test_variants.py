@@ -63,6 +63,11 @@ def test_a_list_is_all_pairs_of_its_groups(text, expected):
         ("8x-512", r"VARIANTS: '8x-512' is not rows"),
         ("7x512", r"VARIANTS: '7x512': .* no programs for rows \(AR\)=7, .* the nearest legal value is 8"),
         ("8x500", r"VARIANTS: '8x500': .* no programs for context \(CL\)=500, .* nearest legal value is 512"),
+        (
+            "8x512,768",
+            r"context \(CL\) 768 has programs for layers with a sliding window alone; the legal ones are "
+            "512, 1024, 2048",
+        ),
         ("7,8x512", r"no programs for rows \(AR\)=7"),
         ("1024,2048x512", r"'1024,2048x512' leaves nothing: 1024 rows do not fit a context of 512; name"),
     ],

@@ -327,6 +327,19 @@ def test_chunks_of_a_prompt_have_the_bits_of_flash_attn(shape):
     assert found.tobytes() == want.tobytes()
 
 
+@pytest.mark.slow
+def test_a_cache_of_layers_with_a_window_has_the_bits_of_a_larger_one():
+    """With 768 positions the rows of cores have three tiles each, and one less than with 1024."""
+    want = None
+    for context in (1024, 768):
+        program = built(NARROW, f"cached_attn_ar8_cl{context}")
+        given = drawn(built(NARROW, "cached_attn_ar8_cl1024"))
+        given |= {name: np.ascontiguousarray(given[name][:, :context]) for name in ("keys", "values")}
+        found = run(program, {**given, "mask": causal(700, 8, context)})["attn_out"].tobytes()
+        assert found == (want or found)
+        want = found
+
+
 @pytest.mark.parametrize("rows", some(8, 16, 64))
 def test_every_launch_computes_its_reference(rows):
     for plan in plan_variant_programs(NARROW, [Variant(rows, 512)]).values():

@@ -24,6 +24,7 @@ from tests.serve.browsing import (
     whole,
 )
 from tests.serve.conftest import opened
+from tests.serve.test_serve_npu import OPENED
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
 pytestmark = IN_CHROMIUM
@@ -130,6 +131,22 @@ def test_the_last_request_its_bytes_and_its_trace(page: Any, serving: Any, tmp_p
     page.select_option("#program", NAME)
     page.get_by_text(f"{NAME}, 1 launch.").wait_for()
     assert page.locator("#request").is_hidden()
+
+
+def test_a_trace_of_ones_own(page: Any, tmp_path: Any) -> None:
+    trace, other = tmp_path / "design.json", tmp_path / "other.json"
+    trace.write_text(json.dumps({"traceEvents": OPENED}))
+    other.write_text("no trace")
+    page.goto("/npu")
+    page.locator("#program option").first.wait_for(state="attached")
+    page.set_input_files("#own", trace)
+    page.get_by_text("design.json: 1 lanes, 1 locks; 1 boxes never ended.").wait_for()
+    assert page.locator("#checked").is_hidden()
+    page.get_by_role("button", name="3, 1: 0 B in, 64 B out").click()
+    assert "tile (3, 1)" in page.locator("#facts").inner_text()
+    assert page.locator("#time .unfinished").count() == 1
+    page.set_input_files("#own", other)
+    page.get_by_text("This file is no trace").wait_for()
 
 
 def test_tiles_numbers_and_trace_by_keyboard(page: Any, tmp_path: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +102,59 @@ def test_herds_at_one_place_add_up() -> None:
         {"x": 1, "y": 2, "bytes_in": 8, "bytes_out": 4, "transfers": 2, "kernel_calls": 2, "peak_bytes": 30}
     ]
     assert (first["memtile"]["bytes_in"], second["cores"]) == (4, [])
+
+
+def _read_trace(text: str) -> dict[str, Any]:
+    """What the page's readTrace makes of a file's text, or `{"error": ...}`."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node here")
+    script = PAGE[PAGE.index('"use strict"') : PAGE.index("</script>")]
+    script += f"""
+      try {{
+        const {{tiles, ...others}} = readTrace({json.dumps(text)});
+        console.log(JSON.stringify({{...others, tiles: Object.fromEntries(tiles)}}));
+      }} catch (error) {{ console.log(JSON.stringify({{error: error.message}})); }}
+    """
+    done = subprocess.run([node, "-"], input=script, capture_output=True, text=True, check=True)
+    read: dict[str, Any] = json.loads(done.stdout)
+    return read
+
+
+def _box(tid: int, name: str, cat: str, at: int, long: int, **args: object) -> dict[str, Any]:
+    return {"name": name, "cat": cat, "ph": "X", "ts": at, "dur": long, "tid": tid, "args": args}
+
+
+OPENED = [
+    {"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "MM2S 1 of memtile (3, 1)"}},
+    _box(0, "waits for lock full >= 1", "wait", 0, 10, line=4),
+    _box(0, "BD of a", "bd", 10, 20, line=4, bytes=64),
+    _box(0, "BD of a", "bd", 30, 5, line=4, bytes=64, unfinished=True),
+    {"name": "lock full of tile (3, 1)", "ph": "C", "ts": 0, "args": {"value": 0}},
+    {"name": "lock full of tile (3, 1)", "ph": "C", "ts": 10, "args": {"value": 1}},
+]
+
+
+def test_the_page_reads_a_trace_of_a_device() -> None:
+    read = _read_trace(json.dumps({"traceEvents": OPENED, "otherData": {"events_left_out": 7}}))
+    assert read["leftOut"] == 7
+    (lane,) = read["lanes"]
+    assert (read["end"], lane["place"], lane["bytes"], lane["transfers"]) == (35, "3, 1", 64, 1)
+    assert lane["busy"] == [[10, 20, "BD of a, line 4"]]
+    assert lane["wait"] == [[0, 10, "waits for lock full >= 1, line 4"]]
+    assert lane["unfinished"] == [[30, 5, "BD of a, line 4"]]
+    assert read["locks"] == [
+        {"name": "lock full of tile (3, 1)", "place": "3, 1", "values": [[0, 0], [10, 1]]}
+    ]
+    assert read["tiles"] == {"3, 1": {"bytes_in": 0, "bytes_out": 64, "transfers": 1}}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"traceEvents": 3}'])
+def test_the_page_refuses_a_file_that_is_no_trace(text: str) -> None:
+    message = "This file is no trace: it has no traceEvents. aerie vnpu run --trace FILE writes one"
+    assert _read_trace(text) == {"error": message}
+
+
+def test_the_page_reads_odd_events() -> None:
+    read = _read_trace(json.dumps({"traceEvents": [None, 3, {}, {"ph": "X"}, {"ph": "M"}]}))
+    assert (read["end"], [lane["name"] for lane in read["lanes"]]) == (1, ["undefined"])

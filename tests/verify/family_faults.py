@@ -209,6 +209,14 @@ FAMILY_FAULTS = {
         Fault("norms after swapped", weights_fault(1, norms_after_swapped), "layer 1, step attn_post_norm"),
         Fault("each head has a norm of its own", returned(BEFORE, norm_of_each_head), "layer 0, step q_norm"),
     ),
+    "olmo3": (
+        Fault("stretched RoPE in a local layer", with_rope_of_layer(all_turned), "layer 0, step rope_q"),
+        Fault(
+            "plain RoPE in a layer of full attention",
+            with_rope_of_layer(local_base_everywhere),
+            "layer 1, step rope_q",
+        ),
+    ),
     "phi3": (
         Fault("whole heads are turned", whole_heads, "layer 0, step rope_q"),
         Fault("turned as in long texts", turned_otherwise(as_in_long_texts), "layer 0, step rope_q"),

@@ -15,6 +15,7 @@ from aerie.board.doctor.basics import checkpoint as doctor_of_checkpoint
 from aerie.board.doctor.machine import CheckStatus, ExaminedMachine
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.forward import next_token_logits, prefill
 from aerie.verify.reference import Reference
 
 MAPS = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor")
@@ -100,3 +101,27 @@ def test_the_reference_sees_facts_and_weights_alone(write_llama, shard):
     assert shown.exists()
     assert ours.exact.model.config._name_or_path == str(shown)
     assert not shown.exists()
+
+
+def test_longrope_of_long_texts(make_checkpoint, numpy_model):
+    """Where a session turns all texts by the factors of long ones, so does the reference, short ones too."""
+    pairs = 32
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * pairs,
+        "long_factor": [1.0 + number for number in range(pairs)],
+        "original_max_position_embeddings": 64,
+    }
+    folder = make_checkpoint(
+        family="Phi3", head_dim=64, rope_parameters=rope, original_max_position_embeddings=64, pad_token_id=0
+    )
+    checkpoint, model = open_checkpoint(folder).limited(512), numpy_model(folder, max_positions=512)
+    tokens = list(range(5, 45))
+    ours = np.stack([next_token_logits(model, row) for row in prefill(model, tokens, model.new_cache(40))])
+    long, short = (
+        Reference.open(folder, "float32", ours=checkpoint.weights, is_long=each).logits(tokens)
+        for each in (checkpoint.config.is_long, False)
+    )
+    error, other = (np.abs(ours - theirs).mean() for theirs in (long, short))
+    assert error < other / 10

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.errors import UserError
 from aerie.engine.families import FAMILIES
+from aerie.engine.reporter import Reporter
 from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.verify import __main__ as cli
+from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
 from aerie.verify.reference import Reference
 from tests.verify.fault_runners import Passing
 
@@ -73,6 +76,22 @@ def test_more_than_there_is_is_refused_before_anything_is_compared(gate):
     code, out, err, _ = gate("--conversation", "500")
     assert (code, out) == (2, [])
     assert err[-1].startswith("error: --conversation is 500 tokens (CONVERSATION)")
+
+
+@pytest.mark.parametrize("command", [("gate",), ("diagnosis", "--prompt", "Hi")])
+def test_fewer_positions_than_the_model_has(command, monkeypatch, capsys):
+    """What is opened has as many as the flag says, random weights in its shape too."""
+
+    def opened(checkpoint, options, _):
+        raise UserError(f"{checkpoint.config.context} positions, for a prompt of {options.prompt_tokens}")
+
+    monkeypatch.setattr(cli, "_open_both", opened)
+    assert cli.main([*command, "--backend", "virtual", "--max-model-len", "40"]) == 2
+    assert "error: 40 positions, for a prompt of " in capsys.readouterr().err
+    config = replace(TINY, max_positions=40)
+    with random_checkpoint(random_model_config(config), Reporter(quiet=True)) as checkpoint:
+        assert checkpoint.config.context == 40
+    assert with_longer_context(config).context == 1024
 
 
 def test_a_fault_exits_with_1(gate, monkeypatch, prompts_alone):

@@ -199,3 +199,27 @@ def test_declared_channels_become_packets_too(count: int, taken: int) -> None:
     assert (used["input channels"], used["shim channels from L3"]) == (taken, taken)
     assert kinds(report) == {}
     assert [warning.kind for warning in report.warnings] == ["packets"] * (count > 2)
+
+
+CUT = {
+    "more rows than columns": ("[2, 1]", "[2, 4]", "%c2, %c4", "(%c2, %c1)", True),
+    "as many": ("[2, 1]", "[2, 2]", "%c2, %c2", "(%c2, %c1)", False),
+    "one column": ("[1, 4]", "[1, 4]", "%c1, %c4", "(%c1, %c4)", False),
+    "a part for each row": ("[1, 4]", "[2, 4]", "%c2, %c4", "(%c1, %c4)", False),
+    "no broadcast": ("[2, 4]", "", "%c2, %c4", "(%c2, %c4)", False),
+}
+"""Members, receivers, cores of the herd, what L3 puts, and whether cores get the data of others."""
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_broadcast_bundle_in_a_herd_of_more_rows_than_columns(name: str) -> None:
+    """mlir-air e972f294 gives rows 2 and 3 of column 0 the data of column 1, and no stage says so."""
+    size, receivers, tiles, over, is_refused = CUT[name]
+    attributes = f"{{broadcast_shape = {receivers}}}" if receivers else ""
+    report = bundle(size, "%i, %j", "%x, %y", tiles=tiles, over=over, attributes=attributes)
+    message = (
+        "core (0, 2) gets part 1 of @c in place of part 0, without a word: a pass bounds the rows of the "
+        "herd by its columns, 2 of them, so this holds from row 2 on; give the herd as many columns as rows, "
+        "or one column"
+    )
+    assert kinds(report) == ({"cut-broadcast": message} if is_refused else {})

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 from aerie import virtual_npu
+from tests.virtual_npu.air_texts import with_constants
 from tests.virtual_npu.bundle_texts import FORALL, of_herd, of_launch, of_segment
 
 
@@ -408,3 +411,34 @@ def bundles(program):
 def test_a_loop_chooses_the_channel_of_a_bundle(bundles, run, name):
     x = normal(32)
     np.testing.assert_array_equal(run(bundles, name, x, np.zeros_like(x))[1], x)
+
+
+def process_heads(text: str) -> set[tuple[str, str]]:
+    """The attribute and the kind of each coroutine of a program."""
+    head = re.compile(r"^(\w* ?)static vnpu::Process (launch|segment|herd)", re.MULTILINE)
+    return {(each[1].strip(), each[2]) for each in head.finditer(virtual_npu.emit(with_constants(text)).text)}
+
+
+def test_bodies_that_only_issue_operations_are_compiled_for_size() -> None:
+    quick = {("VNPU_ISSUES_ONLY", "launch"), ("VNPU_ISSUES_ONLY", "segment"), ("", "herd")}
+    assert process_heads(BEFORE) == quick
+    filled = """air.segment @s {
+        %zero = arith.constant 0.0 : f32
+        %l2 = memref.alloc() : memref<16xf32, 1>
+        linalg.fill ins(%zero : f32) outs(%l2 : memref<16xf32, 1>)
+        memref.dealloc %l2 : memref<16xf32, 1>"""
+    assert process_heads(BEFORE.replace("air.segment @s {", filled)) == {*quick, ("", "segment")} - {
+        ("VNPU_ISSUES_ONLY", "segment")
+    }
+
+
+def test_ports_share_the_functions_of_their_indices_and_equal_tables() -> None:
+    text = virtual_npu.emit(with_constants(BEFORE)).text
+    functions = re.findall(
+        r"static vnpu::i64 port_index\w*\(vnpu::i64 x, vnpu::i64 y\) \{ return (.*); \}", text
+    )
+    assert {"x", "0"} <= {*functions}
+    assert len(functions) == len({*functions})
+    tables = re.findall(r"static const vnpu::Port \w+_list\[\] = \{(.*?)^\};", text, re.MULTILINE | re.DOTALL)
+    assert tables
+    assert len(tables) == len({*tables})

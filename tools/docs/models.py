@@ -83,7 +83,7 @@ def _has(family: Any) -> str:
     parts += ["factors of embeddings, scores, residuals and logits"] * family.has_multipliers
     parts += ["a sliding window"] * (family.sliding_window is not None)
     parts += ["short convolutions in place of attention in most layers"] * bool(family.conv_tensors)
-    parts += ["another RoPE base in layers with a window"] * (family.local_rope_theta is not None)
+    parts += ["own RoPE in layers with a window"] * (family.local_rope_theta is not None)
     parts += ["norms with 1 + weight"] * bool(family.norm_weight_offset)
     parts += ["GeGLU"] * (family.activation != "silu")
     parts += ["scaled embeddings"] * family.scales_embeddings

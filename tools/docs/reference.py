@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import commands
+import designs
 import device
 import forms
 import http_api
@@ -54,6 +55,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/lowering.md": device.lowering_page,
     "reference/toolchain.md": device.toolchain_page,
     "reference/mlir-air-examples.md": examples.examples_page,
+    "reference/aie-designs.md": designs.designs_page,
 }
 
 

@@ -65,6 +65,7 @@ CONFIGURATION_RULES: tuple[Callable[[ArrayConfiguration], Iterator[Finding]], ..
     engines.check_packets,
     members.check_members,
     members.check_member_indices,
+    members.check_cut_broadcasts,
     tiles.check_tiles,
     tiles.check_shrunk_buffers,
     tiles.check_cascades,

@@ -4,6 +4,7 @@ After mlir-air at e972f294. air-to-aie makes a channel of each member and a flow
 (AIRToAIEPass.cpp, AIRToAIESchedulingUtils.cpp). A member that L3 puts and nobody gets, or the other way
 round, it refuses; of several cores at one end it keeps the last, and the others lose their flows without a
 word. The host's side then looks up a member by its number among those that have flows (AIRLoweringPass.cpp).
+air-specialize-dma-broadcast cuts a broadcast bundle into channels before (AIRMiscPasses.cpp).
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from xdsl.ir import Operation
 
-from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, HerdOp
+from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelTransferOp, HerdOp
 from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.conditions import may_run_on
 from aerie.device.memtile_allocation import allocate_array
-from aerie.device.npu2 import ALLOCATION, LOWERING, TO_AIE
+from aerie.device.npu2 import ALLOCATION, LOWERING, SPECIALIZE_BROADCAST, TO_AIE
 from aerie.device.report import Fault, Finding
 from aerie.device.scopes import PACKET, ArrayConfiguration, op_location
 from aerie.device.streams import DeviceStream, Position, StreamEnd, cores, is_broadcast, positions
-from aerie.device.transfers import TransferSide
+from aerie.device.transfers import TransferSide, extents
 
 ChannelMembers = Mapping[Position, DeviceStream]
 MAX_NAMED = 3
@@ -193,3 +194,42 @@ def _reached(op: ChannelTransferOp) -> Iterator[Position]:
     herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
     places = [{}] if herd is None else [known for _, known in cores(herd) if may_run_on(op, herd, known)]
     return itertools.chain.from_iterable((at for at, _ in positions(op, known)) for known in places)
+
+
+# ---- a broadcast bundle that is cut apart ----
+
+
+def check_cut_broadcasts(scope: ArrayConfiguration) -> Iterator[Finding]:
+    """Cores that get the last part of a broadcast bundle in place of their own.
+
+    The pass chooses the part by affine.if on the ids of the herd, and bounds the id that is not the index by
+    the number of columns, rows too. Cores of further rows fall through to the last part.
+    """
+    if scope.program.options.omit_auto_broadcast:
+        return
+    for op in scope.ops:
+        herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
+        channel = scope.program.channels.get(op.chan_name) if isinstance(op, ChannelGetOp) else None
+        if isinstance(op, ChannelGetOp) and herd is not None and channel is not None:
+            yield from _cut_apart(op, herd, channel)
+
+
+def _cut_apart(op: ChannelGetOp, herd: HerdOp, channel: ChannelOp) -> Iterator[Fault]:
+    receivers = channel.broadcast_shape or []
+    axis = next((i for i, extent in enumerate(channel.size) if extent > 1), None)
+    if axis is None or len(receivers) != len(channel.size) or receivers[axis] < 2:
+        return
+    columns = extents(herd)[0]
+    if op.indices[axis] is not herd.ids[0]:
+        return
+    last = receivers[axis] - 1
+    wrong = [
+        (x, y) for (x, y), known in cores(herd) if y >= columns and x != last and may_run_on(op, herd, known)
+    ]
+    if wrong:
+        message = (
+            f"core {wrong[0]} gets part {last} of @{channel.sym_name} in place of part {wrong[0][0]}, "
+            f"without a word: a pass bounds the rows of the herd by its columns, {columns} of them, so this "
+            f"holds from row {columns} on; give the herd as many columns as rows, or one column"
+        )
+        yield Fault("cut-broadcast", op_location(op), message, SPECIALIZE_BROADCAST, op)

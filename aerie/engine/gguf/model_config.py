@@ -14,7 +14,7 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.architectures import ARCHITECTURES
 from aerie.engine.gguf.container import short
 from aerie.engine.gguf.model_files import GGUFModel
-from aerie.engine.gguf.rope_entries import rope_entries
+from aerie.engine.gguf.rope_entries import rope_base, rope_entries
 from aerie.engine.unsupported_models import reason_of_name
 
 OTHER_MODELS = {
@@ -59,6 +59,9 @@ EOS_TEXTS = (
 """Texts of tokens that end an answer where their type is control, whether a key names them or not: files name
 one, and models say others too (llama.cpp, llama-vocab.cpp, special_eog_ids)."""
 CONTROL = 3
+
+WITH_A_WINDOW = {"llama": "mistral", "olmo2": "olmo3"}
+"""The model_type of files with a window, where those without call themselves the same."""
 
 MAX_DECLARED_TOKENS = 1 << 24
 
@@ -229,12 +232,19 @@ def _rotation(keys: MetadataReader, architecture: str, head_dim: int) -> dict[st
 
 
 def _window(keys: MetadataReader) -> dict[str, Any]:
-    """A window in all layers, by the words of any family."""
+    """A window, by the words of any family: in all layers, or in those that the family says."""
     if not keys.get("attention.sliding_window"):
         return {}
     window = keys.positive_int("attention.sliding_window")
-    family = {"model_type": "mistral"} if keys.architecture == "llama" else {}  # files of both say llama
-    return {**family, "sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+    kind = WITH_A_WINDOW.get(keys.architecture)
+    family = {"model_type": kind} if kind else {}
+    return {
+        **family,
+        "sliding_window": window,
+        "use_sliding_window": True,
+        "max_window_layers": 0,
+        **({"rope_local_base_freq": rope_base(keys.model)} if kind == "olmo3" else {}),
+    }
 
 
 def _other_models(keys: MetadataReader) -> dict[str, Any]:

@@ -37,7 +37,7 @@ OF_YARN = {
 
 def rope_entries(model: GGUFModel, head_dim: int) -> dict[str, Any]:
     """With rope_theta and rope_type. Raises ConfigError."""
-    base = _number(model, "freq_base", DEFAULT_BASE)
+    base = rope_base(model)
     kind = model.metadata.get(f"{model.architecture}.rope.scaling.type") or "none"
     if kind == "none" and LONG_FACTORS in model.tensors:  # files of Phi-3 name no rule
         kind = "longrope"
@@ -51,6 +51,11 @@ def rope_entries(model: GGUFModel, head_dim: int) -> dict[str, Any]:
     else:
         rule = _by_keys(model, str(kind), head_dim)
     return {"rope_theta": base, **rule}
+
+
+def rope_base(model: GGUFModel) -> float:
+    """RoPE's base. Raises ConfigError."""
+    return _number(model, "freq_base", DEFAULT_BASE)
 
 
 def _by_keys(model: GGUFModel, kind: str, head_dim: int) -> dict[str, Any]:

@@ -7,10 +7,13 @@ AERIE_PLAIN=host_code turns the C++ code off.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
 import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.common.compiler import stop_compilers
 from aerie.common.errors import KnobError, UserError
 from aerie.common.knobs import PLAIN, is_plain
+from aerie.common.store import interrupt_lock_waits
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.runtime import HostCode, HostWork
 from aerie.virtual_npu import ProgramError
@@ -228,14 +233,42 @@ def native_attention() -> NativeAttention | None:
 def prepare_native() -> str:
     """Compile the C++ code now, so that no token waits for it. Returns a line for the user if numpy is used
     instead, else "". Raises UserError for a bad value of AERIE_PLAIN."""
-    try:
-        is_enabled = not is_plain("host_code")
-    except KnobError as error:
-        raise UserError(str(error)) from None
-    if not is_enabled:
+    if not _is_enabled():
         return f"decode attention: numpy ({PLAIN.name} asks for it)"
     native = _load()
     return native if isinstance(native, str) else ""
+
+
+def _is_enabled() -> bool:
+    try:
+        return not is_plain("host_code")
+    except KnobError as error:
+        raise UserError(str(error)) from None
+
+
+@contextlib.contextmanager
+def preparing_native() -> Iterator[Future[str]]:
+    """Inside, `prepare_native` runs in a thread of its own; its result is the future's. It takes as long as
+    several programs. Ctrl-C inside ends it: then the code is compiled at the next call. Raises UserError for
+    a bad value of AERIE_PLAIN."""
+    _is_enabled()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile") as pool:
+        prepared = pool.submit(prepare_native)
+        try:
+            yield prepared
+        except KeyboardInterrupt:
+            if not prepared.done():
+                _stop(prepared)
+            raise
+
+
+def _stop(prepared: Future[str]) -> None:
+    """Stop repeatedly: the next compiler, or wait for a lock, may begin after the first stop."""
+    while not prepared.done():
+        stop_compilers()
+        interrupt_lock_waits()
+        wait([prepared], timeout=0.1)
+    _load.cache_clear()  # which says that C++ failed
 
 
 @functools.cache

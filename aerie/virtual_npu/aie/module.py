@@ -37,7 +37,8 @@ _HEADER = """\
 #include "vnpu/aie/core.h"
 """
 _SOURCES = [
-    f"aie/{name}.cc" for name in ("array", "channel", "core", "explain", "host", "stream", "turns", "watch")
+    f"aie/{name}.cc"
+    for name in ("array", "channel", "core", "explain", "host", "stream", "trace", "turns", "watch")
 ]
 
 

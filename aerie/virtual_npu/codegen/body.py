@@ -129,7 +129,8 @@ class CppFile:
     port_tables: dict[tuple[Operation, bool], str] = field(default_factory=dict)
     globals: dict[str, str] = field(default_factory=dict)
     """C++ text of a pointer to every memref.global that is used, by its name."""
-    constants: dict[tuple[str, str], str] = field(default_factory=dict)
+    shared_names: dict[tuple[str, str], str] = field(default_factory=dict)
+    """The C++ name of each declaration of `declare_once`, by its key."""
     lines: set[int] = field(default_factory=set)
     """The lines of the MLIR text that have an operation before which a run can stop."""
 
@@ -159,13 +160,19 @@ class CppFile:
         self.names.add(name)
         return name
 
+    def declare_once(self, hint: str, key: tuple[str, str], declaration: Callable[[str], str]) -> str:
+        """The C++ name of a declaration of the file, made of that name by `declaration`. The same key, a kind
+        and a text, gives the same one: to compile a small function takes milliseconds."""
+        if key not in self.shared_names:
+            self.shared_names[key] = self.fresh(hint)
+            self.declarations.append(declaration(self.shared_names[key]))
+        return self.shared_names[key]
+
     def constant(self, type_: str, hint: str, fields: str) -> str:
         """The C++ name of a constant of the file; the same fields give the same one."""
-        key = type_, fields
-        if key not in self.constants:
-            self.constants[key] = self.fresh(hint)
-            self.declarations.append(f"static constexpr {type_} {self.constants[key]}{{{fields}}};")
-        return self.constants[key]
+        return self.declare_once(
+            hint, (type_, fields), lambda name: f"static constexpr {type_} {name}{{{fields}}};"
+        )
 
 
 @dataclass

@@ -59,7 +59,8 @@ def channel_struct(file: CppFile, root: Operation) -> str:
 def _channel(file: CppFile, name: str) -> str:
     extents = [", ".join(map(str, bundle(file, name, is_put))) for is_put in (True, False)]
     shown = string_literal(symbol_name(name))
-    return f"ch_{mangled(name)}{{task_loop, {shown}, {{{extents[0]}}}, {{{extents[1]}}}}}"
+    is_cascade = ", true" if file.channels[name].channel_type == "npu_cascade" else ""
+    return f"ch_{mangled(name)}{{task_loop, {shown}, {{{extents[0]}}}, {{{extents[1]}}}{is_cascade}}}"
 
 
 def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:
@@ -106,16 +107,20 @@ def ports(file: CppFile, op: Operation, within: bool = False) -> str:
     key = (op, within)
     if key not in file.port_tables:
         transfers = _all_transfers(op) if within else _own_transfers(op)
-        found = [_port(op, transfer) for transfer in transfers]
+        found = [_port(file, op, transfer) for transfer in transfers]
         file.port_tables[key] = _port_table(file, found) if found else "nullptr"
     return file.port_tables[key]
 
 
 def _port_table(file: CppFile, entries: Sequence[str]) -> str:
-    name = file.fresh("ports")
-    file.declarations.append(
-        f"static const vnpu::Port {name}_list[] = {{\n  {_LINES.join(entries)},\n}};\n"
-        f"static const vnpu::Ports {name} = {{{name}_list, {len(entries)}}};"
+    text = _LINES.join(entries)
+    name = file.declare_once(
+        "ports",
+        ("vnpu::Ports", text),
+        lambda name: (
+            f"static const vnpu::Port {name}_list[] = {{\n  {text},\n}};\n"
+            f"static const vnpu::Ports {name} = {{{name}_list, {len(entries)}}};"
+        ),
     )
     return f"&{name}"
 
@@ -134,20 +139,24 @@ def _own_transfers(op: Operation) -> Iterator[ChannelTransferOp]:
                     yield from _own_transfers(inner)
 
 
-def _port(op: Operation, transfer: ChannelTransferOp) -> str:
-    indices = ", ".join(_index(op, value) for value in transfer.indices[:_MOST_DIMENSIONS])
+def _port(file: CppFile, op: Operation, transfer: ChannelTransferOp) -> str:
+    indices = ", ".join(_index(file, op, value) for value in transfer.indices[:_MOST_DIMENSIONS])
     is_put = str(transfer.name == "air.channel.put").lower()
     name = string_literal(symbol_name(transfer.chan_name))
     return f"{{{name}, {line_of(transfer)}, {is_put}, {{{indices}}}}}"
 
 
-def _index(op: Operation, value: SSAValue) -> str:
+def _index(file: CppFile, op: Operation, value: SSAValue) -> str:
     """C++ text of a `vnpu::Port::Index`: whether the index is fixed, and the function that gives it."""
     text = _text(op, value)
     if text is None:
         return "{}"
     is_fixed = not re.search(r"\b[xy]\b", text)
-    function = f"[](vnpu::i64 x, vnpu::i64 y) -> vnpu::i64 {{ (void)x, (void)y; return {text}; }}"
+    function = file.declare_once(
+        "port_index",
+        ("vnpu::Port::Index", text),
+        lambda name: f"static vnpu::i64 {name}(vnpu::i64 x, vnpu::i64 y) {{ return {text}; }}",
+    )
     return f"{{{str(is_fixed).lower()}, {function}}}"
 
 

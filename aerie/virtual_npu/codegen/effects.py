@@ -22,10 +22,14 @@ MemoryAccess = tuple[SSAValue, bool, Interval | None]
 """A memref, whether it is written, and the first and last element that is accessed (None: any)."""
 
 
+CHANNEL_TRANSFERS = frozenset(("air.channel.put", "air.channel.get"))
+"""The names of ChannelTransferOp: walks of whole programs compare them, for classes of xDSL take long to."""
+
+
 def channels_used(op: Operation) -> list[str]:
     """The names of the channels that an operation and everything in it use, in order of appearance."""
-    names = {inner.chan_name: None for inner in op.walk() if isinstance(inner, ChannelTransferOp)}
-    return list(names)
+    transfers = [inner for inner in op.walk() if inner.name in CHANNEL_TRANSFERS]
+    return list(dict.fromkeys(inner.chan_name for inner in transfers if isinstance(inner, ChannelTransferOp)))
 
 
 def operand_effects(op: Operation) -> list[MemoryAccess]:

@@ -15,7 +15,7 @@ from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
 from aerie.air_dialect.upstream.vector_memory import MaskOp
 from aerie.virtual_npu.codegen import types
-from aerie.virtual_npu.codegen.effects import channels_used
+from aerie.virtual_npu.codegen.effects import CHANNEL_TRANSFERS, channels_used
 from aerie.virtual_npu.codegen.op_errors import with_op_in_errors
 from aerie.virtual_npu.options import BuildOptions
 
@@ -51,15 +51,13 @@ def function_mode(op: func.FuncOp, options: BuildOptions) -> BodyMode:
     if options.checks and any(_is_engine(inner) for inner in _outside_launches(op)):
         return BodyMode.SEQUENCER
     earlier: set[str] = set()
-    inside: set[Operation] = set()
     for launch in [inner for inner in op.walk() if isinstance(inner, LaunchOp)]:
         used = set(channels_used(launch))
         if used & earlier:
             return BodyMode.SEQUENCER
         earlier |= used
-        inside.update(launch.walk())
-    outside = [t for t in op.walk() if isinstance(t, ChannelTransferOp) and t not in inside]
-    return BodyMode.SEQUENCER if outside else BodyMode.STRAIGHT
+    is_used_outside = any(inner.name in CHANNEL_TRANSFERS for inner in _outside_launches(op))
+    return BodyMode.SEQUENCER if is_used_outside else BodyMode.STRAIGHT
 
 
 def _outside_launches(op: Operation) -> Iterator[Operation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from xdsl.dialects import func, scf
@@ -171,8 +172,17 @@ def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> No
     if body.owns_channels and body.mode is not BodyMode.STRAIGHT:
         assert body.root is not None
         lines.insert(0, f"  {channel_struct(file, body.root)} channels(task_loop);")
-    head = f"static {result} {name}({', '.join([*leading, *parameters])}) {{"
+    attribute = "VNPU_ISSUES_ONLY " if body.mode is BodyMode.SEQUENCER and not _computes(lines) else ""
+    head = f"{attribute}static {result} {name}({', '.join([*leading, *parameters])}) {{"
     file.functions.append("\n".join([head, *lines, "}"]))
+
+
+_COMPUTING = re.compile(r"\bsequencer\.(run|settle|launch)\(")
+
+
+def _computes(lines: Sequence[str]) -> bool:
+    """Whether the lines of a sequencer's body do more than issue transfers, segments and herds."""
+    return any(map(_COMPUTING.search, lines))
 
 
 def _close_arena(body: Body, lines: list[str]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -238,13 +238,17 @@ def tile_copies(buffer: SSAValue) -> int:
 
 
 def _keep_apart(uses: Sequence[HerdUse]) -> bool:
-    """Whether no two cores touch the same element, as far as the indices of each dimension tell."""
-    boxes: dict[tuple[int, ...], list[Box]] = {}
-    for use in uses:
-        for core in cores_of(use.herd):
-            boxes.setdefault(core.at, []).append(_box(use, core))
-    around = [_around(found) for found in boxes.values()]
-    return not any(_meet(one, other) for one, other in combinations(around, 2))
+    """Whether no two cores touch the same element, as far as the indices of each dimension tell.
+
+    uses: of herds with the same grid. Two cores that meet end the search: most buffers are the same for all.
+    """
+    boxes: list[Box] = []
+    for core in cores_of(uses[0].herd):
+        box = _around([_box(use, HerdCore(use.herd, core.at)) for use in uses])
+        if any(_meet(box, other) for other in boxes):
+            return False
+        boxes.append(box)
+    return True
 
 
 Box = list[Interval]
@@ -254,7 +258,9 @@ Box = list[Interval]
 def _box(use: HerdUse, core: HerdCore) -> Box:
     """What a core touches of a buffer, through views too, which lie in what they are views of."""
     ids = core.ids
-    ranges = replace(INTERVALS, known_value=lambda value: (ids[value],) * 2 if value in ids else None)
+    ranges = replace(
+        INTERVALS, known_value=lambda value: (ids[value],) * 2 if value in ids else None, results={}
+    )
     assert isinstance(use.buffer.type, MemRefType)
     shape = use.buffer.type.get_shape()
     boxes = []

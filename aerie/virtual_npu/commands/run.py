@@ -364,8 +364,9 @@ def print_stats(stats: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
 
 
 def _print(title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
-    cells = [[str(row[key]) for key in columns] for row in rows]
-    print_table(title, list(columns.values()), cells, "<" + ">" * (len(columns) - 1), sys.stdout)
+    known = [key for key in columns if all(key in row for row in rows)]
+    cells = [[str(row[key]) for key in known] for row in rows]
+    print_table(title, [columns[key] for key in known], cells, "<" + ">" * (len(known) - 1), sys.stdout)
 
 
 CLOCK = (
@@ -377,15 +378,16 @@ CLOCK = (
 def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as Perfetto and chrome://tracing read it: a line per tile, engine and channel.
 
-    `ts` and `dur` are steps of the schedule, shown as microseconds.
+    `ts` and `dur` are steps of the schedule, of a module with aie.device cycles; shown as microseconds.
     """
     named = [
         {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": name}}
         for number, name in enumerate(record.get("threads", ()))
     ]
-    process = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": f"virtual NPU ({CLOCK})"}}
+    clock = record.get("clock", CLOCK)
+    process = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": f"virtual NPU ({clock})"}}
     return {
         "traceEvents": [process, *named, *record.get("trace", ())],
         "displayTimeUnit": "ns",
-        "otherData": {"clock": CLOCK},
+        "otherData": {"clock": clock, "events_left_out": record.get("events_left_out", 0)},
     }

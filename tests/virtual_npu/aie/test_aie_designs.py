@@ -124,9 +124,9 @@ def test_descriptor_outside(program: Program) -> None:
         run_entry(program, "outside", 8)
 
 
-def test_no_stats_at_this_level(program: Program) -> None:
-    with pytest.raises(OptionError, match=r"stats is not there for modules with aie\.device"):
-        program.run(np.zeros(8, np.int32), entry="no_flow", stats=True)
+def test_no_garbage_at_this_level(program: Program) -> None:
+    with pytest.raises(OptionError, match=r"garbage is not there for modules with aie\.device"):
+        program.run(np.zeros(8, np.int32), entry="no_flow", garbage=1)
 
 
 def test_pyxrt_runs_a_sequence(tmp_path: Path) -> None:

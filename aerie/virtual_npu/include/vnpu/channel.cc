@@ -26,8 +26,12 @@ void Transfer::complete() {
   else task->finish();
 }
 
-Channel::Channel(TaskLoop &task_loop, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to)
-    : task_loop_(task_loop), capacity_(task_loop.max_pending_puts()), name_(name) {
+Channel::Channel(TaskLoop &task_loop, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to,
+                 bool is_cascade)
+    : task_loop_(task_loop),
+      capacity_(task_loop.max_pending_puts()),
+      name_(name),
+      mover_(is_cascade ? Engine::kCores : Engine::kTransfer) {
   for (i64 extent : from) {
     from_.extents[from_.rank++] = extent;
     from_.count *= extent;
@@ -138,7 +142,7 @@ void Channel::hand_over(Transfer &get, const Access &block, const ClockSnapshot 
   }
   const OnBehalf of(get.where);
   get.strand->learn(mark);
-  observe(get.site, get.side, true, *get.strand);
+  observe(get.site, get.side, true, *get.strand, mover_);
   vnpu::copy(get.site, get.side, block);
 }
 
@@ -231,7 +235,7 @@ bool Channel::deliver(Transfer &put, i64 index) {
 #endif
   {
     const OnBehalf of(put.where);
-    observe(put.site, put.side, false, *put.strand);
+    observe(put.site, put.side, false, *put.strand, mover_);
   }
   const ClockSnapshot mark = put.strand->publish();
   // If several gets take or borrow the block, it is copied into its dense order once.

@@ -35,8 +35,10 @@ struct Transfer {
 // so a get may take part of a block, or the blocks of several puts.
 class Channel {
  public:
-  // `to` has the extents on the receiving side: those of `from`, or larger where one put feeds several gets.
-  Channel(TaskLoop &task_loop, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to);
+  // `to` has the extents on the receiving side: those of `from`, or larger where one put feeds several gets. The cores
+  // themselves move what goes through a cascade.
+  Channel(TaskLoop &task_loop, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to,
+          bool is_cascade = false);
   Channel(const Channel &) = delete;
   ~Channel();
 
@@ -126,6 +128,7 @@ class Channel {
   TaskLoop &task_loop_;
   const int capacity_;  // of each receiver side, in blocks
   const char *const name_;
+  const Engine mover_;
   Shape from_, to_;
   SenderSide *inlets_;
   ReceiverSide *outlets_;

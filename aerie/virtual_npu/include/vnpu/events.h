@@ -70,6 +70,7 @@ struct Event {
   const IssueOrder *lineage;
   uint32_t phase, task_loop, process, chain, time;
   bool is_task;
+  Engine by;
   bool is_reported = false;  // that an access is not ordered after it
 };
 

@@ -243,8 +243,8 @@ bool holds_back(const IssueOrder *earlier, const IssueOrder *later);
 // all operations of cores, but not two transfers that write the same bytes.
 bool ordered_by_locks(const IssueOrder *earlier, bool earlier_writes, const IssueOrder *later, bool later_writes);
 
-// Records an access. Fails if it is not ordered after an earlier access and one of the two is a write.
-void observe(Site site, const Access &side, bool writes, Strand &strand);
+// Records an access, and what makes it. Fails if it is not ordered after an earlier access and one of the two is a write.
+void observe(Site site, const Access &side, bool writes, Strand &strand, Engine by = Engine::kCores);
 void observe(Site site, const Use &use, Strand &strand);
 
 // begin_order: a run starts; earlier records are dropped, and up to `max_events` accesses are recorded. `traced`: an element of
@@ -306,7 +306,7 @@ struct StrandScope {
 inline const IssueOrder *new_lineage(const IssueOrder *, uint32_t, uint32_t, bool, Engine = Engine::kNone) { return nullptr; }
 inline uint32_t new_body() { return 0; }
 inline bool holds_back(const IssueOrder *, const IssueOrder *) { return true; }
-inline void observe(Site, const Access &, bool, Strand &) {}
+inline void observe(Site, const Access &, bool, Strand &, Engine = Engine::kCores) {}
 inline void observe(Site, const Use &, Strand &) {}
 inline void next_phase() {}
 inline void begin_order(bool, i64, const char *) {}
@@ -352,8 +352,8 @@ inline Use writes(Pointer data, i64 extent) {
 // A transfer that its own strand executes.
 inline void dma(Site site, const Access &dst, const Access &src) {
 #if VNPU_CHECKS
-  observe(site, src, false, *current_strand());
-  observe(site, dst, true, *current_strand());
+  observe(site, src, false, *current_strand(), Engine::kTransfer);
+  observe(site, dst, true, *current_strand(), Engine::kTransfer);
   if (record::on()) record::copied(site, dst, src);
 #endif
   copy(site, dst, src);

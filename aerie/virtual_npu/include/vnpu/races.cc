@@ -84,6 +84,16 @@ bool happened_before(const Event &event, const Strand &strand) {
   return event.time <= strand.clock.at(event.chain) || holds_back(event.lineage, strand.lineage);
 }
 
+// Whether the order of a tile puts an access before what the strand does now.
+bool is_in_order(const Event &event, const Strand &strand) {
+  return event.process == strand.process && !event.is_task && !strand.is_task;
+}
+
+// Whether a core made the access, and its order puts that before what the strand does now.
+bool is_computed_before(const Event &event, const Strand &strand) {
+  return is_in_order(event, strand) && event.by == Engine::kCores;
+}
+
 uint32_t outermost(uint32_t task_loop) {
   while (task_loop && roots[task_loop].depth) task_loop = roots[task_loop].task_loop;
   return task_loop;
@@ -117,14 +127,21 @@ class Cells {
   // Records one run of an access: bytes [low, high) of the buffer. Returns false if it races.
   bool enter(Entry &entry, i64 low, i64 high);
 
-  // Whether every access so far happened before a strand; unsettled() gives an access that did not.
-  bool is_settled(const Strand &strand) const { return !unsettled(strand).event; }
-  uint32_t writer_of(i64 byte) const { return cells_[byte / granule_].writer; }
+  // Whether every access so far happened before a strand.
+  bool is_settled(const Strand &strand) const {
+    return !find_unsettled(strand, [](uint32_t) { return true; }).event;
+  }
+  // An access that did not: one of a transfer if there is one, for the order of the tile settles the others.
   Entry::Other unsettled(const Strand &strand) const;
+  uint32_t writer_of(i64 byte) const { return cells_[byte / granule_].writer; }
 
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
  private:
+  // The first access that did not happen before a strand and that is wanted, or none.
+  template <class Wanted>
+  Entry::Other find_unsettled(const Strand &strand, Wanted is_wanted) const;
+
   const i64 bytes_;
   Cell *cells_;
   i64 count_, granule_;
@@ -197,16 +214,22 @@ bool Cells::enter(Entry &entry, i64 low, i64 high) {
   return true;
 }
 
-Entry::Other Cells::unsettled(const Strand &strand) const {
+template <class Wanted>
+Entry::Other Cells::find_unsettled(const Strand &strand, Wanted is_wanted) const {
+  const auto is_found = [&](uint32_t event) { return event && !happened_before(events[event], strand) && is_wanted(event); };
   for (i64 i = 0; i < count_; ++i) {
     if (i > 0 && cells_[i] == cells_[i - 1]) continue;
-    const uint32_t writer = cells_[i].writer;
-    if (writer && !happened_before(events[writer], strand)) return Entry::Other{writer, true, i * granule_};
+    if (is_found(cells_[i].writer)) return Entry::Other{cells_[i].writer, true, i * granule_};
     for (const uint32_t reader : cells_[i].readers) {
-      if (reader && !happened_before(events[reader], strand)) return Entry::Other{reader, false, i * granule_};
+      if (is_found(reader)) return Entry::Other{reader, false, i * granule_};
     }
   }
   return Entry::Other{};
+}
+
+Entry::Other Cells::unsettled(const Strand &strand) const {
+  const Entry::Other open = find_unsettled(strand, [&](uint32_t event) { return !is_computed_before(events[event], strand); });
+  return open.event ? open : find_unsettled(strand, [](uint32_t) { return true; });
 }
 
 namespace {
@@ -251,7 +274,7 @@ Cells &cells_of(Buffer &buffer) {
 }
 
 // 0 means that there is no memory for it.
-uint32_t new_event(Site site, const Strand &strand) {
+uint32_t new_event(Site site, const Strand &strand, Engine by) {
   const uint32_t number = __atomic_load_n(&lost_track, __ATOMIC_RELAXED) ? 0 : events.add(this_thread().event);
   if (!number) {
     __atomic_fetch_add(&unchecked, 1, __ATOMIC_RELAXED);
@@ -259,8 +282,8 @@ uint32_t new_event(Site site, const Strand &strand) {
   }
   ExecutionPlace where = strand.where ? *strand.where : ExecutionPlace{"", 0, 0, 0};
   where.around = nullptr;
-  events[number] = Event{site,           where,        strand.lineage, strand.phase,  strand.task_loop,
-                         strand.process, strand.chain, strand.time,    strand.is_task};
+  events[number] = Event{site,           where,        strand.lineage, strand.phase,   strand.task_loop,
+                         strand.process, strand.chain, strand.time,    strand.is_task, by};
   if (traced) {
     const FromPut *const put = FromPut::current;
     Sender &sender = senders.at(number);
@@ -271,10 +294,6 @@ uint32_t new_event(Site site, const Strand &strand) {
 }
 
 // Both are in one tile, which runs in program order: a token is missing, without harm here.
-bool is_in_order(const Event &event, const Strand &strand) {
-  return event.process == strand.process && !event.is_task && !strand.is_task;
-}
-
 // What orders two accesses without a token.
 enum class Guard { kNothing, kTile, kLocks, kText };
 
@@ -358,11 +377,11 @@ void enter(Cells &cells, const Access &side, Entry &entry) {
 
 }  // namespace
 
-void observe(Site site, const Access &side, bool writes, Strand &strand) {
+void observe(Site site, const Access &side, bool writes, Strand &strand, Engine by) {
   if (!side.buffer || side.low == side.high || is_private(*side.buffer, strand)) return;
   Buffer &buffer = *side.buffer;
   Cells &cells = cells_of(buffer);
-  const uint32_t event = new_event(site, strand);
+  const uint32_t event = new_event(site, strand, by);
   if (!event) return;
   const bool has_locks = buffer.label.has_locks, is_l2 = buffer.label.is_l2;
   Entry entry{strand, event, writes, has_locks, is_l2};
@@ -391,10 +410,23 @@ void check_settled(Site site, const Buffer &buffer) {
   if (!strand || strand->is_task || !cells || buffer.owner != strand->process) return;
   const Entry::Other other = cells->unsettled(*strand);
   if (!other.event || events[other.event].process != strand->process || events[other.event].is_reported) return;
+  const BufferText name(buffer.label);
   const Site by = events[other.event].site;
-  fail_as(Failure::kFreed, site,
-          "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
-          BufferText(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
+  const char *const how = other.writes ? "writes" : "reads";
+  if (!is_computed_before(events[other.event], *strand)) {
+    fail_as(Failure::kFreed, site,
+            "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token", name.text,
+            by.line, by.op, how);
+  }
+  events[other.event].is_reported = true;
+  char who[600];
+  describe(here, who, int(sizeof(who)));
+  note(
+      site,
+      "%s: missing token, a free of a buffer in use but for the order of the tile: this frees %s, which line %d: %s %s, and no "
+      "token puts one before the other: right as long as the tile runs in this order, but a pass may change it; let the "
+      "deallocation depend on the token of the other",
+      who + 1, name.text, by.line, by.op, how);
 }
 
 bool watched(const Buffer &buffer) {

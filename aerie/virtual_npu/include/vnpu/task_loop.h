@@ -73,7 +73,7 @@ class Task {
 // Either done, or the task that must finish first.
 class Token {
  public:
-  Token() = default;
+  constexpr Token() = default;
   explicit Token(Task *task) : task_(task) {
     if (task_) task_->retain();
   }
@@ -109,8 +109,9 @@ struct Dependencies {
 inline Dependencies blocking(const Token &token) { return Dependencies{token, false}; }
 inline Dependencies async(const Token &token) { return Dependencies{token, true}; }
 
-// A token that is done when all of `tokens` are.
-inline Token all() { return Token(); }
+// A token that is done when all of `tokens` are. There is one that is always done: each transfer of a body may wait for it.
+inline constinit const Token kDone;
+inline const Token &all() { return kDone; }
 template <class... T>
 inline Token all(const T &...tokens) {
   const Token *const list[] = {&tokens...};

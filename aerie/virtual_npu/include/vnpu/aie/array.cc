@@ -19,6 +19,8 @@ Array::Array(Run &run, const DeviceTable &table) : run(run), table(table) {
     locks.push(new Lock);
     locks[i]->table = table.lock + i;
     locks[i]->value = table.lock[i].init;
+    locks[i]->run = &run;
+    if (run.trace) run.trace->changed(*locks[i]);
   }
   for (int i = 0; i < table.arbiters; ++i) {
     arbiters.push(new Arbiter);
@@ -116,6 +118,7 @@ void Array::connect() {
 }
 
 Array::~Array() {
+  if (run.trace) run.trace->end(*this);
   for (int i = 0; i < cores.size(); ++i) delete cores[i];
   for (int i = 0; i < channels.size(); ++i) delete channels[i];
   for (int i = 0; i < cascades.size(); ++i) delete cascades[i];

@@ -7,6 +7,7 @@
 #include "vnpu/aie/fiber.h"
 #include "vnpu/aie/silicon.h"
 #include "vnpu/aie/tables.h"
+#include "vnpu/aie/trace.h"
 #include "vnpu/aie/watch.h"
 
 namespace vnpu::aie {
@@ -74,8 +75,9 @@ class Lock {
   // Notes a release by a core of credits that nobody had taken.
   void check_credits(Site site) const;
 
+  Run *run = nullptr;
   const LockTable *table = nullptr;
-  int value = 0;
+  int value = 0, lane = -1;
   Lock *partner = nullptr;  // descriptors move credits between it and this one, and there are `credits` of them
   int credits = 0;
   int held = 0;  // by descriptors that run
@@ -150,6 +152,7 @@ class Arbiter {
   void wait(Source *source);
   // A sender holds it, or waits for it, no more; its last word has passed at a time.
   void leave(Source *source, i64 at);
+  int lane = -1;
   i64 free_at = 0;  // when the last word of the packet before has passed
 };
 
@@ -191,6 +194,9 @@ class Source final : public Runnable {
   i64 read_ahead = 0;  // bytes
   const Route *crossing = nullptr;
   Bytes held;
+  int lane = -1;
+  // Tells the trace which arbiters its packet has.
+  void note_arbiters();
 
  private:
   struct Segment {
@@ -246,6 +252,7 @@ class Channel final : public Actor {
   Cursor cursor;
   bool is_transferring = false;
   i64 tokens = 0, transferred = 0;
+  i64 transfers = 0, bytes = 0;  // descriptors that are done, and what they moved
   List<Actor *> for_room, for_token;  // the host, when it waits
   Core *core = nullptr;  // whose own port it is
   Bytes words;  // that wait to be sent by a port
@@ -387,7 +394,7 @@ class Host final : public Actor {
 
 class Run {
  public:
-  Run() : host(*this) {}
+  Run() : host(*this), trace(tracing) {}
   Run(const Run &) = delete;
   ~Run() { forget_turns(); }
   // Runs a sequence to its end. A deadlock is a Failure.
@@ -406,6 +413,7 @@ class Run {
   Host host;
   Actor *at_rest = nullptr;  // waits until nothing else has a turn
   Progress progress;
+  Trace *const trace;  // null: nothing is recorded
 
  private:
   static constexpr uint32_t kPatience = 1 << 20;  // turns that the host waits for rest

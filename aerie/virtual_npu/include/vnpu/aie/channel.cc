@@ -10,6 +10,7 @@ namespace vnpu::aie {
 bool Lock::take(int wanted, bool at_least) {
   if (at_least ? value < wanted : value != wanted) return false;
   value -= wanted;
+  if (run->trace) run->trace->changed(*this);
   return true;
 }
 
@@ -27,6 +28,7 @@ void Lock::release(Site site, int count) {
             table->number, table->name, table->place.column, table->place.row, value, value + count, Capacity::kMostLock);
   }
   value += count;
+  if (run->trace) run->trace->changed(*this);
   grant();
 }
 
@@ -41,6 +43,7 @@ void Lock::check_credits(Site site) const {
 
 void Lock::set(int to) {
   value = to;
+  if (run->trace) run->trace->changed(*this);
   if (partner) partner->partner = nullptr;
   partner = nullptr;
   grant();
@@ -155,6 +158,8 @@ Fiber run_channel(Channel &channel) {
         if (!lock.is_ready && sends) co_await later(channel, Cycles::kFetch);
         co_await transfer(channel);
         ++bd.uses;
+        ++channel.transfers;
+        channel.bytes += bd.table->length * bd.table->element;
         const LockUse &acquire = bd.table->acquire, &release = bd.table->release;
         if (acquire.lock >= 0) channel.array->locks[acquire.lock]->held -= acquire.value;
         if (release.lock >= 0) {
@@ -186,6 +191,8 @@ Fiber run_port(Channel &channel) {
     channel.bd = &bd;
     co_await transfer(channel);
     channel.bd = nullptr;
+    ++channel.transfers;
+    channel.bytes += i64(sizeof(word));
     if (!channel.core) channel.array->channels[int(word)]->add_token();
   }
 }

@@ -12,7 +12,11 @@ void Core::describe(char *text, int capacity) const {
 void Core::turn() {
   if (Lock *const lock = asks_.lock) {
     asks_.lock = nullptr;
-    if (!lock->take(asks_.value, asks_.at_least)) return lock->acquire_by(*this, asks_.value, asks_.at_least);
+    if (!lock->take(asks_.value, asks_.at_least)) {
+      lock->acquire_by(*this, asks_.value, asks_.at_least);
+      if (run.trace) run.trace->had_turn(*this, run.time());
+      return;
+    }
   }
   const CoreTurn registers(modes);
   const Turn turn(*this);

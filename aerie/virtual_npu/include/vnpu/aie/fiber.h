@@ -68,10 +68,7 @@ class Actor : public Runnable {
   void begin(Fiber fiber);
   // Ends its coroutine where it stands; it can begin again.
   void stop();
-  void turn() override {
-    waiting = Waiting();
-    fiber_.resume();
-  }
+  void turn() override;
   // Lets the actor go on, as soon as it has a turn.
   void wake();
   virtual void describe(char *text, int capacity) const = 0;
@@ -80,6 +77,7 @@ class Actor : public Runnable {
   Waiting waiting;
   int line = 0;  // of the operation that it executes
   bool is_done = false;
+  int lane = -1, event = -1;  // of the trace
 
  private:
   std::coroutine_handle<> fiber_;

@@ -6,6 +6,7 @@
 namespace vnpu::aie {
 
 Host::~Host() {
+  if (run.trace) run.trace->end(*this);
   delete array;
   for (int i = 0; i < tasks_.size(); ++i) delete tasks_[i];
 }

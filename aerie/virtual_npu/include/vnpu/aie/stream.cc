@@ -231,11 +231,19 @@ void Source::leave(const Route &route) {
     // The last word passes a switch later than those before it.
     i64 at = channel->run.time();
     for (int before = parents[k]; before >= 0; before = parents[before]) at += Cycles::kHop;
+    if (channel->run.trace && entered_[k] >= 0) channel->run.trace->had(*route.arbiters[k], *this, entered_[k], at);
     route.arbiters[k]->leave(this, at);
   }
   entered_.shrink(0);
   has_header_ = false;
   crossing = nullptr;
+}
+
+void Source::note_arbiters() {
+  if (!crossing) return;
+  for (int k = 0; k < crossing->table->arbiters; ++k) {
+    if (entered_[k] >= 0) channel->run.trace->had(*crossing->arbiters[k], *this, entered_[k], -1);
+  }
 }
 
 void Source::reset() {
@@ -307,6 +315,7 @@ void Source::pump() {
       move(*route, count);
     }
     if (count == left) ending_ = is_held ? kHeld : kRead;
+    if (run.trace && count > 0) run.trace->moved(*this, count);
     busy_until_ = run.time() + (count + 3) / 4;
     if (count > 0 || ending_ != kNone) run.ready_at(this, busy_until_);
   }

@@ -10,12 +10,20 @@ void Actor::begin(Fiber fiber) {
 
 void Actor::wake() { run.ready(this); }
 
+void Actor::turn() {
+  const i64 begun = run.time();
+  waiting = Waiting();
+  fiber_.resume();
+  if (__builtin_expect(run.trace != nullptr, 0)) run.trace->had_turn(*this, begun);
+}
+
 void Actor::stop() {
   if (fiber_) fiber_.destroy();
   fiber_ = nullptr;
   if (waiting.kind == Waiting::kLock) const_cast<Lock *>(waiting.lock)->forget(*this);
   waiting = Waiting();
   is_queued = is_done = false;
+  if (run.trace) run.trace->had_turn(*this, run.time());
 }
 
 namespace {

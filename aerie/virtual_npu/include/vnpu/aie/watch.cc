@@ -83,7 +83,13 @@ int call_sequence(void (*entry)(void *const *), void *const *arguments, const Ru
   own.used = own.count = own.left_out = 0;
   notes = &own;
   stall = options->stall;
-  const int status = call_entry(entry, arguments, options, report);
+  RunOptions without_record = *options;
+  without_record.record = 0;
+  Trace trace(options->record);
+  tracing = options->record ? &trace : nullptr;
+  const int status = call_entry(entry, arguments, &without_record, report);
+  if (tracing) report->record = trace.take();
+  tracing = nullptr;
   if (own.left_out) own.used += snprintf(own.text + own.used, 60, "%d more notes are left out\n", own.left_out);
   if (own.used) report->notes = strdup(own.text);
   notes = nullptr;
