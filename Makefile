@@ -59,7 +59,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A program says itself what is wrong; `*** [Makefile:74: run] Error 2` below it says nothing more. With -q make is
 # silent about a line that begins with + and ends with 1. It stays loud where the failure of a test is the news,
 # and with -n, which runs lines that begin with +.
-override LOUD := $(filter test test-slow test-toolchain test-npu lit lint,$(MAKECMDGOALS))$(findstring n,$(firstword -$(MAKEFLAGS)))
+override LOUD := $(filter test test-slow test-all test-toolchain test-npu lit lint,$(MAKECMDGOALS))$(findstring n,$(firstword -$(MAKEFLAGS)))
 override DO   := $(if $(LOUD),@,+@)
 override OR_EXIT := || exit 1
 MAKEFLAGS     += $(if $(LOUD),,-q)
@@ -85,7 +85,7 @@ override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperatu
 override system   = $(call option,--system,SYSTEM)
 override prompt   = $(if $(PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
 
-.PHONY: help variables setup setup-npu doctor compile run models pull chat serve profile verify verify-full diagnosis bench mlir test test-slow test-toolchain test-npu report lit lint docs docs-serve clean distclean
+.PHONY: help variables setup setup-npu doctor compile run models pull chat serve profile verify verify-full diagnosis bench mlir test test-slow test-all test-toolchain test-npu report lit lint docs docs-serve clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -168,10 +168,13 @@ mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	$(DO)$(PY) -m aerie mlir $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(OUT),-- "$$OUT") $(OR_EXIT)
 
 test: $(TEST) ## lint, and all tests except the slow ones and those that need an NPU
+test-all: $(TEST) ## make test and make test-slow in one run: it collects the tests and sets up what they share once
+
+test test-all:
 	@mkdir -p build
 	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
 	  trap 'kill $$lint 2>/dev/null; exit 130' INT TERM; \
-	  $(PY) -m pytest -m "not slow and not board" $(SPREAD); tests=$$?; \
+	  $(PY) -m pytest -m "$(if $(filter test,$@),not slow and )not board" $(SPREAD); tests=$$?; \
 	  wait $$lint; linted=$$?; cat build/lint.log; \
 	  [ $$linted -eq 0 ] || echo "error: make lint failed (above)" >&2; \
 	  exit $$((tests ? tests : linted))

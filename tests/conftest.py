@@ -55,13 +55,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def own_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
     """The cache of built programs, apart from the user's; tests of the cache itself have one of their own.
 
-    Programs are compiled at a low level: their bits are the same (test_vnpu_optimisation.py), and most of a
-    test's time is the compiler's. `as_users_build` is for what is to be built as users build it.
+    Programs are not optimised, but for our own C++ in them: their bits are the same
+    (test_vnpu_optimisation.py), and most of a test's time is the compiler's. `as_users_build` is for what is
+    to be built as users build it.
     """
     folder = pytestconfig.getoption("--test-cache").resolve()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AERIE_CACHE", raising=False)
-        patch.setenv("VNPU_OPT", "1")
+        patch.setenv("VNPU_OPT", "0")
         patch.setenv("AERIE_COMPILE_AHEAD", "0")  # what a test compiles depends on no other process
         patch.setenv("VNPU_CACHE", str(folder))
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))  # where a chat keeps what was typed
@@ -72,19 +73,6 @@ def own_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
 def more_threads_than_cpus() -> None:
     """Tests of threads have as many as they ask for, on a machine with fewer CPUs too."""
     thread_team.limit_threads(64)
-
-
-SMALL = {"board", "kernel_builder", "multi_launch_builder", "runtime", "virtual_npu"}
-"""Rooms whose tests run small programs once: to optimise them takes longer than to run them."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No optimisation of what the tests of small programs build."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.path.parent.name in SMALL:
-            patch.setenv("VNPU_OPT", "0")
-        yield
 
 
 OF_MODELS = {"cli", "engine", "llama32_1b", "python_api", "serve", "verify"}
@@ -102,7 +90,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def as_users_build(optimisation: None) -> Iterator[None]:
+def as_users_build() -> Iterator[None]:
     """The optimisation level that users have, for all that a file of tests builds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("VNPU_OPT")

@@ -113,7 +113,7 @@ MARCH = Knob(
 OPT = Knob(
     "VNPU_OPT",
     "3",
-    "optimisation level of generated code and external kernels: 0, 1, 2, 3, s",
+    "optimisation level of generated code and external kernels: 0 (our own C++ stays at 1), 1, 2, 3, s",
     "one of 0, 1, 2, 3, s (fast would change results)",
     {"0", "1", "2", "3", "s"}.__contains__,
 )

@@ -11,7 +11,7 @@ import ctypes
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,9 @@ TEAM = INCLUDE / "vnpu" / "team.cc"
 HEADERS = (INCLUDE, OWN_KERNELS / "host")
 """The include folders of generated code, runtime and kernels."""
 
+OWN = (INCLUDE, OWN_KERNELS, rooms.folder("engine"))
+"""The folders of our own C++: runtime, kernels, host code."""
+
 
 @dataclass(frozen=True)
 class TranslationUnit:
@@ -46,8 +49,17 @@ class TranslationUnit:
     folders: tuple[Path, ...] = HEADERS
     flags: tuple[str, ...] = ()
 
+    def compiler_for(self, compiler: Compiler) -> Compiler:
+        """The compiler at the level of this unit: our own files are compiled once and run in many programs,
+        so they are optimised a little where programs are not.
+        """
+        if self.text is not None or not any(self.source.is_relative_to(folder) for folder in OWN):
+            return compiler
+        return replace(compiler, flags=tuple("-O1" if flag == "-O0" else flag for flag in compiler.flags))
+
     def key(self, compiler: Compiler) -> str:
         """The hash of all that the object depends on."""
+        compiler = self.compiler_for(compiler)
         text = self.source.read_text(errors="replace") if self.text is None else self.text
         own = () if self.text is not None else (self.source.parent,)
         ingredients = {
@@ -66,7 +78,7 @@ class TranslationUnit:
 
         store: where precompiled headers are; without, none are used.
         """
-        source = self.source
+        compiler, source = self.compiler_for(compiler), self.source
         if self.text is not None:
             source = work / source.name
             source.write_text(self.text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -116,11 +117,17 @@ def prompt_of(session: Session, count: int = 50) -> list[int]:
     ]
 
 
+@pytest.fixture(scope="module")
+def alone(session: Session) -> Callable[[str], tuple[list[int], Listening]]:
+    """alone(kind): what `made_alone` gives for `prompt_of`, made once for all drafts."""
+    return functools.cache(lambda kind: made_alone(session, prompt_of(session), kind))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("wrong", "most"), [(0, 7), (3, 7), (1, 15), (5, 15)])
-def test_drafts_change_no_bit(session: Session, kind: str, wrong: int, most: int) -> None:
+def test_drafts_change_no_bit(session: Session, alone: Any, kind: str, wrong: int, most: int) -> None:
     prompt = prompt_of(session)
-    tokens, plain = made_alone(session, prompt, kind)
+    tokens, plain = alone(kind)
     listening, drafter = sampler(session, kind), Knowing(len(prompt), tokens, wrong)
     scheduler = scheduler_of(session)
     request = ask(scheduler, prompt, listening, drafter, most)

@@ -1,4 +1,4 @@
-"""Every fault of the demo in a second family as well: a Qwen3 of the demo's sizes, with random weights."""
+"""The faults of the demo in a second family as well: a Qwen3 of the demo's sizes, with random weights."""
 
 import pytest
 
@@ -12,6 +12,10 @@ from aerie.verify.schedule_identity import with_few_rows
 from tests.verify.faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
 
 pytestmark = pytest.mark.slow
+
+OF_THE_DEMO_ALONE = {f"LM-head partition {part} shifted by one row" for part in range(1, 5)}
+"""Faults of which those of the first and the last partition say the same here."""
+TRIED = [fault for fault in FAULTS if fault.name not in OF_THE_DEMO_ALONE]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def test_the_healthy_one_passes(random_qwen3):
     assert gate_messages(healthy.session, reference, prompts) == []
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, *GATE_FAULTS], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", [*TRIED, *GATE_FAULTS], ids=lambda fault: fault.name)
 def test_a_fault_fails_the_gate(fault, random_qwen3):
     healthy, reference, prompts = random_qwen3
     failures = gate_messages(fault.inject(healthy), reference, prompts)

@@ -34,12 +34,6 @@ LLAMAS = {
         "intermediate_size": 1024,
         "vocab_size": 800,
     },
-    "a Mistral whose window is longer than its prompts": {
-        "family": "Mistral",
-        "sliding_window": 100,
-        "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
-    },
 }
 
 
