@@ -239,7 +239,7 @@ def ready(monkeypatch, demo_session, demo_reference):
     """The command on sessions that are open already."""
     monkeypatch.setattr(command, "prepare_runtime", lambda *_: demo_session)
     assert demo_reference.exact  # which is opened when it is first asked for
-    monkeypatch.setattr(command.Reference, "open", lambda _, ours: demo_reference)
+    monkeypatch.setattr(command.Reference, "open", lambda *_, **__: demo_reference)
 
 
 def diagnosis(*arguments):
