@@ -156,7 +156,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(blocks, whole, monkeypatch
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prefill(model, [5] * 40, cache, fail)
+        prefill(model, [5] * 140, cache, fail)
     assert cache.length == 60
     assert bits(prefill(model, TOKENS[60:], cache)) == bits(whole[0][60:])
 
@@ -174,7 +174,7 @@ def test_a_prefill_that_is_stopped_runs_no_further_program(blocks, whole, after)
             stop.set()
 
     with pytest.raises(RunStopped), stop.watching():
-        prefill(model, [5] * 40, cache, watch)
+        prefill(model, [5] * 140, cache, watch)
     assert len(ran) == after
     assert cache.length == 60
     with pytest.raises(RunStopped), stop.watching():
