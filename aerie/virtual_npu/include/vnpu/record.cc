@@ -1,13 +1,13 @@
 // Statistics and traces. Linked into programs that are built with checks.
 #include "vnpu/record.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "vnpu/check.h"
 #include "vnpu/memory.h"
+#include "vnpu/record_text.h"
 
 namespace vnpu::record {
 
@@ -36,29 +36,6 @@ class Rows {
  private:
   T *items_ = nullptr;
   int size_ = 0, capacity_ = 0;
-};
-
-class Text {
- public:
-  void put(const char *format, ...) __attribute__((format(printf, 2, 3))) {
-    va_list arguments;
-    for (;;) {
-      va_start(arguments, format);
-      const int needed = vsnprintf(text_ + used_, capacity_ - used_, format, arguments);
-      va_end(arguments);
-      if (used_ + size_t(needed) < capacity_) {
-        used_ += size_t(needed);
-        return;
-      }
-      capacity_ = 2 * capacity_ + size_t(needed) + 1024;
-      text_ = static_cast<char *>(realloc(text_, capacity_));
-    }
-  }
-  char *give() { return text_; }
-
- private:
-  char *text_ = nullptr;
-  size_t used_ = 0, capacity_ = 0;
 };
 
 // A tile, or the body of a segment or function, or of all points of a launch.
@@ -174,20 +151,6 @@ int space_of(const Buffer *buffer) {
 }
 
 constexpr int kL1 = 2;
-
-// A name as a JSON string: symbols of MLIR may contain any character.
-struct Quoted {
-  char text[560];
-  explicit Quoted(const char *name) {
-    size_t used = 0;
-    for (; *name && used + 8 < sizeof(text); ++name) {
-      const unsigned char c = static_cast<unsigned char>(*name);
-      if (c == '"' || c == '\\') text[used++] = '\\';
-      text[used++] = c < 32 ? '?' : char(c);
-    }
-    text[used] = 0;
-  }
-};
 
 void put_stats(Text &text) {
   text.put("\"stats\": {\"tiles\": [");

@@ -1,9 +1,7 @@
 // Records a run as the record of an AIR program is: lanes of events, in the format that Perfetto reads.
 #include "vnpu/aie/trace.h"
 
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "vnpu/aie/array.h"
 
@@ -13,60 +11,20 @@ thread_local Trace *tracing = nullptr;
 
 namespace {
 
-constexpr int kMostEvents = 100000;
+constexpr int kMaxEvents = 100000;
+constexpr char kLock[] = "lock";
 
 }  // namespace
-
-// A text that grows.
-class TraceText {
- public:
-  explicit TraceText(char *text = nullptr) : text_(text), used_(text ? strlen(text) : 0), capacity_(used_ + (text ? 1 : 0)) {}
-  void put(const char *format, ...) __attribute__((format(printf, 2, 3))) {
-    va_list arguments;
-    for (;;) {
-      va_start(arguments, format);
-      const int needed = vsnprintf(text_ ? text_ + used_ : nullptr, capacity_ - used_, format, arguments);
-      va_end(arguments);
-      if (used_ + size_t(needed) < capacity_) {
-        used_ += size_t(needed);
-        return;
-      }
-      capacity_ = 2 * capacity_ + size_t(needed) + 1024;
-      text_ = static_cast<char *>(realloc(text_, capacity_));
-    }
-  }
-  // A string of JSON: the design's names may have any characters.
-  void put_string(const char *value) {
-    put("\"");
-    for (; *value; ++value) {
-      const unsigned char c = static_cast<unsigned char>(*value);
-      if (c < 32) put("?");
-      else put(c == '"' || c == '\\' ? "\\%c" : "%c", c);
-    }
-    put("\"");
-  }
-  char *give() { return text_; }
-
- private:
-  char *text_;
-  size_t used_, capacity_;
-};
-
-Trace::~Trace() {
-  free(events_);
-  free(lanes_);
-  free(tiles_);
-  free(channels_);
-}
 
 int Trace::lane(int &known, const char *name) {
   if (known >= 0) return known;
   // A device that is loaded again has the lanes that it had.
-  for (known = 0; known < lane_count_; ++known) {
-    if (strncmp(lanes_[known], name, sizeof(lanes_[0]) - 1) == 0) return known;
+  Lane fresh;
+  snprintf(fresh.name, sizeof(fresh.name), "%s", name);
+  for (known = 0; known < lanes_.size(); ++known) {
+    if (strcmp(lanes_[known].name, fresh.name) == 0) return known;
   }
-  lanes_ = static_cast<char (*)[120]>(realloc(lanes_, size_t(lane_count_ + 1) * sizeof(lanes_[0])));
-  snprintf(lanes_[lane_count_++], sizeof(lanes_[0]), "%s", name);
+  lanes_.push(fresh);
   return known;
 }
 
@@ -74,16 +32,12 @@ int Trace::add(const Event &event) {
   const i64 until = event.end > event.begin ? event.end : event.begin;
   last_ = until > last_ ? until : last_;
   if (!(kinds_ & kTrace)) return -1;
-  if (count_ == kMostEvents) {
+  if (events_.size() == kMaxEvents) {
     ++left_out_;
     return -1;
   }
-  if (count_ == capacity_) {
-    capacity_ = capacity_ ? 2 * capacity_ : 1024;
-    events_ = static_cast<Event *>(realloc(events_, size_t(capacity_) * sizeof(Event)));
-  }
-  events_[count_] = event;
-  return count_++;
+  events_.push(event);
+  return events_.size() - 1;
 }
 
 // ---- actors ----
@@ -181,7 +135,7 @@ void Trace::changed(Lock &lock) {
   const Place place = lock.table->place;
   snprintf(name, sizeof(name), "lock %.60s of tile (%d, %d)", lock.table->name, place.column, place.row);
   const i64 now = lock.run->time();
-  add(Event{lane(lock.lane, name), 0, now, now, lock.value, "lock", ""});
+  add(Event{lane(lock.lane, name), 0, now, now, lock.value, kLock, ""});
 }
 
 // ---- the end ----
@@ -190,19 +144,18 @@ namespace {
 
 bool is_same(Place one, Place other) { return one.column == other.column && one.row == other.row; }
 
-void put_channels(TraceText &text, Array &array, bool is_first) {
+void put_channels(record::Text &text, Array &array, bool is_first) {
   for (int i = 0; i < array.channels.size(); ++i) {
     const Channel &channel = *array.channels[i];
     char name[120];
     channel.describe(name, int(sizeof(name)));
-    text.put(is_first && i == 0 ? "{\"name\": " : ", {\"name\": ");
-    text.put_string(name);
-    text.put(", \"transfers\": %lld, \"bytes\": %lld}", (long long)channel.transfers, (long long)channel.bytes);
+    text.put("%s{\"name\": \"%s\", \"transfers\": %lld, \"bytes\": %lld}", is_first && i == 0 ? "" : ", ",
+             record::Quoted(name).text, (long long)channel.transfers, (long long)channel.bytes);
   }
 }
 
 // A tile stands where the first of its channels does.
-void put_tiles(TraceText &text, Array &array, bool is_first) {
+void put_tiles(record::Text &text, Array &array, bool is_first) {
   for (int i = 0; i < array.channels.size(); ++i) {
     const Place place = array.channels[i]->table->place;
     i64 in = 0, out = 0, transfers = 0;
@@ -226,11 +179,8 @@ void put_tiles(TraceText &text, Array &array, bool is_first) {
 }  // namespace
 
 void Trace::add_counts(Array &array) {
-  TraceText tiles(tiles_), channels(channels_);
-  put_channels(channels, array, !channels_);
-  put_tiles(tiles, array, !tiles_);
-  tiles_ = tiles.give();
-  channels_ = channels.give();
+  put_channels(channels_, array, !*channels_.text());
+  put_tiles(tiles_, array, !*tiles_.text());
 }
 
 void Trace::end(Array &array) {
@@ -244,23 +194,19 @@ void Trace::end(Array &array) {
   add_counts(array);
 }
 
-void Trace::put_events(TraceText &text) {
+void Trace::put_events(record::Text &text) {
   text.put("\"clock\": \"cycles of a model of the device: nothing was measured on hardware\", \"threads\": [");
-  for (int i = 0; i < lane_count_; ++i) {
-    text.put(i ? ", " : "");
-    text.put_string(lanes_[i]);
-  }
+  for (int i = 0; i < lanes_.size(); ++i) text.put("%s\"%s\"", i ? ", " : "", record::Quoted(lanes_[i].name).text);
   text.put("], \"events_left_out\": %lld, \"trace\": [", (long long)left_out_);
-  for (int i = 0; i < count_; ++i) {
+  for (int i = 0; i < events_.size(); ++i) {
     const Event &event = events_[i];
-    text.put(i ? ",\n{\"name\": " : "{\"name\": ");
-    if (strcmp(event.category, "lock") == 0) {
-      text.put_string(lanes_[event.lane]);
+    const bool is_lock = event.category == kLock;
+    text.put("%s{\"name\": \"%s\"", i ? ",\n" : "", record::Quoted(is_lock ? lanes_[event.lane].name : event.name).text);
+    if (is_lock) {
       text.put(", \"cat\": \"lock\", \"ph\": \"C\", \"ts\": %lld, \"pid\": 1, \"args\": {\"value\": %lld}}",
                (long long)event.begin, (long long)event.bytes);
       continue;
     }
-    text.put_string(event.name);
     const bool is_open = event.end < 0;
     text.put(", \"cat\": \"%s\", \"ph\": \"X\", \"ts\": %lld, \"dur\": %lld, \"pid\": 1, \"tid\": %d, \"args\": {\"line\": %d",
              event.category, (long long)event.begin, (long long)((is_open ? last_ : event.end) - event.begin), event.lane,
@@ -272,10 +218,10 @@ void Trace::put_events(TraceText &text) {
 }
 
 char *Trace::take() {
-  TraceText text;
+  record::Text text;
   text.put("{");
   if (kinds_ & kStats) {
-    text.put("\"stats\": {\"tiles\": [%s], \"channels\": [%s]}", tiles_ ? tiles_ : "", channels_ ? channels_ : "");
+    text.put("\"stats\": {\"tiles\": [%s], \"channels\": [%s]}", tiles_.text(), channels_.text());
   }
   if (kinds_ == (kStats | kTrace)) text.put(", ");
   if (kinds_ & kTrace) put_events(text);

@@ -1,7 +1,8 @@
 // What a run did and when, in cycles of its clock: turns of cores, descriptors, words of streams, arbiters and values of locks.
 #pragma once
 
-#include "vnpu/base.h"
+#include "vnpu/record_text.h"
+#include "vnpu/storage.h"
 
 namespace vnpu::aie {
 
@@ -18,7 +19,6 @@ class Trace {
   enum Kind { kStats = 1, kTrace = 2 };
   explicit Trace(int kinds) : kinds_(kinds) {}
   Trace(const Trace &) = delete;
-  ~Trace();
   // An actor has had a turn, which began at a time: what it waits for from now on.
   void had_turn(Actor &actor, i64 begun);
   // Words go on to their receivers, a cycle each.
@@ -40,20 +40,22 @@ class Trace {
     const char *category;
     char name[88];
   };
+  struct Lane {
+    char name[120];
+  };
   int lane(int &known, const char *name);
   int add(const Event &event);
   void close(Actor &actor, i64 at);
   int open(Actor &actor, i64 at);
   void add_counts(Array &array);
-  void put_events(class TraceText &text);
+  void put_events(record::Text &text);
 
   const int kinds_;
-  Event *events_ = nullptr;
-  char (*lanes_)[120] = nullptr;
-  int count_ = 0, capacity_ = 0, lane_count_ = 0;
+  List<Event> events_;
+  List<Lane> lanes_;
   i64 left_out_ = 0;
   i64 last_ = 0;  // the latest time of all
-  char *tiles_ = nullptr, *channels_ = nullptr;  // rows of the statistics
+  record::Text tiles_, channels_;  // rows of the statistics
 };
 
 // The trace of the runs of this thread; null: none is asked for.
