@@ -201,9 +201,14 @@ class Program:
             filename=source.filename,
         )
 
+    @property
+    def takes_any_shape(self) -> bool:
+        """Whether an argument is `memref<*xT>`."""
+        return "memref<*x" in self.source.text
+
     def with_elements(self, elements: Sequence[int]) -> Program:
         """This program, with so many elements in each argument `memref<*xT>`; itself where it has none."""
-        if "memref<*x" not in self.source.text:
+        if not self.takes_any_shape:
             return self
         options = dataclasses.replace(self.source.options, elements=tuple(elements))
         return dataclasses.replace(self, source=dataclasses.replace(self.source, options=options))
@@ -227,10 +232,9 @@ class Program:
 
     def _check_can(self, **requested: bool) -> None:
         names = [name for name, on in requested.items() if on]
-        beyond = [name for name in names if name == "garbage"]
-        if beyond and self.library.is_aie_level:
+        if requested["garbage"] and self.library.is_aie_level:
             raise OptionError(
-                f"{beyond[0]} is not there for modules with aie.device: leave it out, or run the AIR program"
+                "garbage is not there for modules with aie.device: leave it out, or run the AIR program"
             )
         if names and not self.source.options.checks:
             verb = "needs" if len(names) == 1 else "need"

@@ -180,7 +180,6 @@ def test_files_that_cannot_be_read_or_written(files, capsys):
         damage(files / "in.npz")
         fails(capsys, command(files, "--entry", "add"), 2, message.format(path=files / "in.npz"))
     fails(capsys, command(files, "--entry", "add", arguments="."), 2, ": Is a directory; write it again")
-    np.savez(files / "in.npz", arg0=bits())
     (files / "bad.mlir").write_text("func.func @f( {")
     fails(capsys, command(files, program="bad.mlir"), 2, "bad.mlir:1:")
 

@@ -103,7 +103,7 @@ def program(options: argparse.Namespace, path: Path) -> Program:
             keep=options.keep,
             use_cache=options.cache,
         )
-        given = getattr(options, "args", None)
+        given = getattr(options, "args", None) if found.takes_any_shape else None
         return found.with_elements(arrays.sizes(given)) if given else found
 
 
