@@ -55,8 +55,8 @@ def _link(words: list[str]) -> int:
                 with open(word) as file:
                     fields = json.load(file)
             except (OSError, ValueError):
-                fields = {}
-            if fields.get("kind") != MARK:
+                fields = None
+            if not isinstance(fields, dict) or fields.get("kind") != MARK:
                 print(f"error: {word} is no object that the virtual NPU's compiler wrote", file=sys.stderr)
                 return 1
             parts += fields["objects"]

@@ -56,7 +56,8 @@ def extend_bindings(ir: Any) -> None:
         try:
             return bool(check(operation))
         except ir.MLIRError as error:
-            if not all(_is_known_symbol(found.message, operation, ir) for found in error.error_diagnostics):
+            found = error.error_diagnostics
+            if not found or not all(_is_known_symbol(each.message, operation, ir) for each in found):
                 raise
         return True
 
