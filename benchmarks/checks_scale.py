@@ -4,8 +4,8 @@
     python -m benchmarks.checks_scale [transfers N] [points N] [launches N]
 
 Without arguments: 1,000,000 transfers, 4,096 points, 100 launches. Each runs in a process of its own, on as
-many threads as VNPU_THREADS says, and prints seconds, CPU seconds, and the peak of its memory. Builds take nothing from the
-store.
+many threads as VNPU_THREADS says, and prints seconds, CPU seconds, and the peak of its memory. Builds take
+nothing from the store.
 """
 
 from __future__ import annotations

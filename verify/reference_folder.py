@@ -51,8 +51,8 @@ def facts_and_weights(
     the context ends. Raises CheckpointError.
 
     weights: one of quantised.KINDS. Of q4 and q8 the folder has the weights that the device's blocks stand
-    for, read from the files without our code. is_long: whether longrope has the
-    factors of long texts for all.
+    for, read from the files without our code. is_long: whether longrope has the factors of long texts for
+    all.
     """
     config, model, kind = read_config(folder), find_gguf(folder), DeviceKind(weights)
     with TemporaryDirectory(prefix="aerie-reference-") as work:
