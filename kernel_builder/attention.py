@@ -324,6 +324,21 @@ def choose_columns(tiles: int, stages: int, device: DeviceModel) -> int:
     return columns if columns >= stages else 1
 
 
+def check_columns(kernel: str, num_q_tiles: int, stages: int, device: DeviceModel) -> None:
+    """Raise IllegalShapeError for columns that the array lacks, or that choose_columns avoids."""
+    if not 1 <= num_q_tiles <= device.columns:
+        raise IllegalShapeError(
+            f"{kernel}: num_q_tiles={num_q_tiles} columns of cores, the array has {device.columns}; "
+            f"use 1 to {device.columns}"
+        )
+    if 1 < num_q_tiles < stages:
+        raise IllegalShapeError(
+            f"{kernel}: num_q_tiles={num_q_tiles} columns of cores and {stages} stages: mlir-air gives cores "
+            f"from row {num_q_tiles} on the query tile of another; use num_q_tiles=1, or at least {stages}, "
+            f"or num_stages={num_q_tiles}"
+        )
+
+
 def check_streams(kernel: str, num_q_tiles: int, stages: int, device: DeviceModel) -> None:
     """Check the streams from L3: a query tile needs one, a stage two (K and V)."""
     taken, max_streams = num_q_tiles + 2 * stages, device.launch_mm2s

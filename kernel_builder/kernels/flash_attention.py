@@ -30,9 +30,11 @@ from aerie.kernel_builder.attention import (
     AttentionCore,
     AttentionKernel,
     AttentionTiles,
+    check_columns,
     check_heads,
     check_stages,
     check_streams,
+    choose_columns,
     declare_functions,
     kv_rows,
 )
@@ -100,16 +102,16 @@ def build(
     """q and out are (lq, n_heads * head_dim) bf16, k and v (lk, n_kv_heads * head_dim) bf16.
 
     lqp: query rows of a launch, num_q_tiles equal tiles of a multiple of 8 rows; divides lq. lkp: rows of a
-    K/V tile, a multiple of 8 that divides lk. num_q_tiles x num_stages cores, at most 8 x 4. causal: row i
-    sees keys 0 to i; else all keys. Where there are fewer K/V tiles than num_stages, there are as many stages
-    as tiles. scale: what scores are multiplied with; None means 1 / sqrt(head_dim). Defaults suit lq and lk
-    that are multiples of 64. Raises IllegalShapeError.
+    K/V tile, a multiple of 8 that divides lk. num_q_tiles x num_stages cores, at most 8 x 4, in one column or
+    in no fewer columns than stages. causal: row i sees keys 0 to i; else all keys. Where there are fewer K/V
+    tiles than num_stages, there are as many stages as tiles. scale: what scores are multiplied with; None
+    means 1 / sqrt(head_dim). Defaults suit lq and lk that are multiples of 64. Raises IllegalShapeError.
     """
     check_heads("flash_attention", n_heads, n_kv_heads, head_dim)
     check_stages("flash_attention", num_stages, device)
     lkp = _kv_tile(lk, head_dim, lkp)
-    lqp, num_q_tiles = _query_tiles(lq, head_dim, lkp, lqp, num_q_tiles, device)
     stages = min(num_stages, lk // lkp)
+    lqp, num_q_tiles = _query_tiles(lq, head_dim, lkp, lqp, num_q_tiles, stages, device)
     check_streams("flash_attention", num_q_tiles, stages, device)
     copies = _kv_copies(lkp, head_dim, device.l1_budget)
     tiles = AttentionTiles(lqp // num_q_tiles, lkp, head_dim, lk // lkp, num_q_tiles, stages, copies)
@@ -233,7 +235,13 @@ def max_head_dim(device: DeviceModel = NPU2) -> int:
 
 
 def _query_tiles(
-    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None, device: DeviceModel
+    lq: int,
+    head_dim: int,
+    lkp: int,
+    lqp: int | None,
+    num_q_tiles: int | None,
+    stages: int,
+    device: DeviceModel,
 ) -> tuple[int, int]:
     """lqp and num_q_tiles, as given or chosen: the most cores, then the most rows of a core that fit L1."""
     require_multiple("flash_attention", "lq", lq, MMUL_BLOCK, "a matrix block has 8 rows")
@@ -241,12 +249,8 @@ def _query_tiles(
     fitting = [rows for rows in Q_ROWS if _l1_bytes(rows, lkp, head_dim, copies) <= device.l1_budget]
     total_rows = lqp if lqp is not None else lq
     if num_q_tiles is None:
-        num_q_tiles = largest_divisor(max(total_rows // MMUL_BLOCK, 1), device.columns)
-    if not 1 <= num_q_tiles <= device.columns:
-        raise IllegalShapeError(
-            f"flash_attention: num_q_tiles={num_q_tiles} columns of cores, the array has {device.columns}; "
-            f"use 1 to {device.columns}"
-        )
+        num_q_tiles = choose_columns(max(total_rows // MMUL_BLOCK, 1), stages, device)
+    check_columns("flash_attention", num_q_tiles, stages, device)
     if lqp is None:
         require_multiple(
             "flash_attention", "lq", lq, MMUL_BLOCK * num_q_tiles, f"8 rows for {num_q_tiles} cores"
@@ -302,6 +306,8 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
     """Up to 256 positions, 1 or 2 KV heads of 1 to 3 query heads each, small and large tiles."""
     kv_heads = int(rng.integers(1, 3))
     length = 64 * int(rng.integers(1, 5))
+    num_q_tiles = int(rng.choice([1, 2, 4, 8]))
+    stages = NPU2.rows if num_q_tiles == 1 else min(num_q_tiles, NPU2.rows)
     return {
         "lq": length,
         "lk": length,
@@ -309,8 +315,8 @@ def random_case(rng: np.random.Generator) -> dict[str, Any]:
         "n_kv_heads": kv_heads,
         "head_dim": int(rng.choice([32, 64, 128])),
         "lkp": int(rng.choice([16, 32])),
-        "num_q_tiles": int(rng.choice([1, 2, 4, 8])),
-        "num_stages": int(rng.integers(1, NPU2.rows + 1)),
+        "num_q_tiles": num_q_tiles,
+        "num_stages": int(rng.integers(1, stages + 1)),
         "causal": bool(rng.random() < 0.75),
     }
 

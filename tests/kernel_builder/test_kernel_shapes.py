@@ -169,6 +169,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ),
         ({"num_stages": 5}, r"num_stages=5 rows of cores, the array has 4; use 1 to 4"),
         ({"num_q_tiles": 9}, r"num_q_tiles=9 columns of cores, the array has 8; use 1 to 8"),
+        (
+            {"lkp": 32, "num_q_tiles": 2},
+            "num_q_tiles=2 columns of cores and 4 stages: .* row 2 on .*; use num_q_tiles=1, or at least 4, "
+            "or num_stages=2",
+        ),
         ({"lk": 96}, r"lk=96 is no multiple of the K/V tile of 64 rows; pad to 128, or give lkp=48"),
         ({"lk": 100}, r"lk=100 is no multiple of the K/V tile of 64 rows; pad to 128$"),
         ({"lkp": 20}, r"lkp=20 is no positive multiple of 8 \(a matrix block has 8 rows\); use 16 or 24"),
