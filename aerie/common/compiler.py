@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +95,10 @@ class Compiler:
         )
 
     def link(self, objects: Sequence[Path], target: Path) -> None:
-        """Link objects to a shared object; undefined symbols are errors."""
+        """Link objects to a shared object; undefined symbols are errors.
+
+        What a killed linker leaves lies beside the target.
+        """
         if not self.command:
             raise _no_compiler_error()
         names = [str(path) for path in objects]
@@ -106,8 +108,7 @@ class Compiler:
         # The sanitizers' own symbols come with the process that loads the object.
         complete = [] if sanitizers else [whole]
         words = ["-shared", "-pthread", *sanitizers, *complete, *names, "-o", str(target), "-lm"]
-        with tempfile.TemporaryDirectory() as folder:  # a linker that is killed leaves files there
-            self._run(words, "linking", TMPDIR=folder)
+        self._run(words, "linking", TMPDIR=str(target.parent))
 
     def _run(self, arguments: Sequence[str], what: str, **variables: str) -> None:
         # A sanitizer that is preloaded watches programs, not their compiler.
@@ -214,14 +215,11 @@ _CPP_DRIVERS = {"gcc": "g++", "clang": "clang++", "cc": "c++"}
 @functools.cache
 def _links_cpp(command: tuple[str, ...]) -> bool:
     """Whether the command links the C++ library, according to a dry run (`-###`); True if that fails."""
-    with tempfile.TemporaryDirectory(prefix="vnpu-") as folder:
-        probe = ["-###", "-shared", "-x", "c++", os.devnull, "-o", "probe.so"]
-        try:
-            done = subprocess.run(
-                [*command, *probe], capture_output=True, text=True, timeout=30, check=False, cwd=folder
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return True
+    probe = ["-###", "-shared", "-x", "c++", os.devnull, "-o", os.devnull]
+    try:
+        done = subprocess.run([*command, *probe], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return True
     words = done.stderr.replace('"', " ").split()
     return "-lc" not in words or not {"-lstdc++", "-lc++"}.isdisjoint(words)
 

@@ -128,7 +128,7 @@ def load(source: ProgramSource, *, use_cache: bool = True, keep: Path | None = N
         if store is not None:
             return Library(_find_or_build(source, store, keep))
         with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
-            return Library(source.cpp(keep).shared_object(None, Path(work)))
+            return Library(source.cpp(keep).shared_object(Path(work)))
     except OSError as error:
         raise ToolchainError.of_system(source.filename, error) from error
 
@@ -159,7 +159,7 @@ def _find(source: ProgramSource, store: Store, name: str) -> Path | None:
 def _build(source: ProgramSource, store: Store, name: str, work: Path, keep: Path | None) -> Path:
     cpp = source.cpp(keep)
     made_from = source.kernels_key(cpp.kernels)
-    program = cpp.shared_object(store, work)
+    program = cpp.shared_object(store)
     if source.kernels_key(cpp.kernels) == made_from:  # nobody edited a kernel meanwhile
         plan = work / name
         plan.write_text(json.dumps(dataclasses.asdict(_Plan(cpp.kernels, made_from, program.name))))

@@ -89,15 +89,15 @@ class TranslationUnit:
 
 
 def shared_object(
-    compilers: Sequence[Compiler], units: Sequence[TranslationUnit], store: Store | None, work: Path
+    compilers: Sequence[Compiler], units: Sequence[TranslationUnit], store: Store | Path
 ) -> Path:
-    """The units in one shared object: from the store, or made in the folder `work` without a store.
+    """The units in one shared object, from the store; without a store, made in the folder that is given.
 
     compilers: `known_compilers()`. Raises ToolchainError with the compiler's own lines, and OSError.
     """
     compiler = compilers[0]
-    if store is None:
-        return _linked(compiler, [partial(_compile_apart, unit, compiler, work) for unit in units], work)
+    if isinstance(store, Path):
+        return _linked(compiler, [partial(_compile_apart, unit, compiler, store) for unit in units], store)
     for earlier in compilers[1:] and compilers:
         if found := store.find(_name([unit.key(earlier) for unit in units])):
             return found
@@ -161,11 +161,14 @@ def load_host_code(source: Path, folders: tuple[Path, ...] = (), *, with_team: b
     Raises ToolchainError where there is no compiler then, where it refuses the file, and where nothing can be
     written.
     """
-    compilers = known_compilers()
+    compilers, store = known_compilers(), programs_store()
+    units = host_units(source, folders, with_team=with_team)
     try:
-        with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
-            units = host_units(source, folders, with_team=with_team)
-            library = ctypes.CDLL(str(shared_object(compilers, units, programs_store(), Path(work))))
+        if store is not None:
+            library = ctypes.CDLL(str(shared_object(compilers, units, store)))
+        else:
+            with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
+                library = ctypes.CDLL(str(shared_object(compilers, units, Path(work))))
     except OSError as error:
         raise ToolchainError.of_system(source.name, error) from error
     if with_team:

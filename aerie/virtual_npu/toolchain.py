@@ -78,14 +78,14 @@ class Cpp:
     units: list[TranslationUnit]
     kernels: list[ExternalKernel]
 
-    def shared_object(self, store: Store | None, work: Path) -> Path:
-        """The C++ compiled and linked: from the store, or made in the folder `work` where there is no store.
+    def shared_object(self, store: Store | Path) -> Path:
+        """The C++ compiled and linked, from the store; without a store, made in the folder that is given.
 
         Raises KernelSourceError for an external kernel that its source does not define, ToolchainError with
         the compiler's own lines, and OSError.
         """
         try:
-            return shared_object(self.compilers, self.units, store, work)
+            return shared_object(self.compilers, self.units, store)
         except UndefinedError as error:
             for kernel in self.kernels:
                 if error.names(kernel.cpp_name):
@@ -160,7 +160,8 @@ def build(
         cpp = generate_cpp(text, output.stem, options, kernel_dirs, filename=filename, keep=keep)
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".work-") as work:
-            library = cpp.shared_object(programs_store() if use_cache else None, Path(work))
+            store = programs_store() if use_cache else None
+            library = cpp.shared_object(Path(work) if store is None else store)
             write_atomic(output, lambda file: file.write(read_content(library)), mode=0o755)
     except OSError as error:
         raise ToolchainError.of_system(output, error) from error

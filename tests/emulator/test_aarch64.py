@@ -69,10 +69,11 @@ def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def attention(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> NativeAttention:
+def attention(emulator: Emulator) -> NativeAttention:
     """decode_attention.cc in the emulator."""
-    work = tmp_path_factory.mktemp("attention")
-    made = shared_object([find_compiler()], host_units(native.SOURCE, with_team=True), programs_store(), work)
+    store = programs_store()
+    assert store is not None
+    made = shared_object([find_compiler()], host_units(native.SOURCE, with_team=True), store)
     handle = emulator.load(made)
 
     def function(name: str) -> Any:

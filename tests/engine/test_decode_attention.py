@@ -285,6 +285,8 @@ SQUARE = 'extern "C" __attribute__((visibility("default"))) int square(int x) { 
 @pytest.mark.parametrize("cached", [True, False])
 def test_host_code_is_built_once(cached, monkeypatch, tmp_path):
     monkeypatch.setenv("VNPU_CACHE", str(tmp_path / "cache") if cached else "off")
+    if cached:  # a process that is killed would leave a temporary folder behind
+        monkeypatch.setattr("tempfile.mkdtemp", _full)
     source = tmp_path / "square.cc"
     source.write_text(SQUARE)
     assert load_host_code(source).square(7) == 49

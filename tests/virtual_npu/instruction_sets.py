@@ -7,7 +7,6 @@ import ctypes
 import functools
 import hashlib
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -172,10 +171,9 @@ def sums_on(name: str) -> Sums:
 def with_products(unit: TranslationUnit) -> Path:
     """The shared object of one C++ file, of products and of the runtime, as the environment has it."""
     units = [unit, *(TranslationUnit(INCLUDE / "vnpu" / name) for name in ("product.cc", *RUNTIME))]
-    with tempfile.TemporaryDirectory() as work:
-        return shared_object(
-            known_compilers(BuildOptions().compiler_flags), units, programs_store(), Path(work)
-        )
+    store = programs_store()
+    assert store is not None
+    return shared_object(known_compilers(BuildOptions().compiler_flags), units, store)
 
 
 # ---- what the manuals say ----
