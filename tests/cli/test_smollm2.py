@@ -10,10 +10,10 @@ from aerie.engine.tokenizer import load_tokenizer
 def test_it_answers(smollm2, capfd):
     assert smollm2 == package_models.package_file("smollm2")
     assert (
-        main(["run", "--model", "smollm2", "--prompt", "What is the capital of France?", "--n-tokens", "16"])
+        main(["run", "--model", "smollm2", "--prompt", "What is the capital of Japan?", "--n-tokens", "16"])
         == 0
     )
-    assert capfd.readouterr().out == "The capital of France is Paris.\n"
+    assert capfd.readouterr().out == "The capital of Japan is Tokyo.\n"
 
 
 def test_its_chat_template_and_control_tokens(smollm2):

@@ -15,7 +15,8 @@ SEQ_LEN = 64
 def check(session: Session, reference: Reference, full: bool) -> None:
     prompts = choose_prompts(session, full)
     record = verify(session, reference, prompts)
-    assert [str(failure) for failure in record.failures] == []
+    failures = [str(failure) for failure in record.failures]
+    assert failures == [], "\n".join(failures)
     assert record.verdict == "PASS"
     assert len(record.trials) == len(prompts) >= (8 if full else 2)
     found = diagnose(session, reference, prompts[0].token_ids).first

@@ -60,7 +60,7 @@ def test_each_prompt_matches_its_name(demo, demo_checkpoint):
     prompts = {prompt.name: prompt.token_ids for prompt in demo}
     text = demo_checkpoint.tokenizer.decode
     assert len(prompts["one token"]) == 1
-    assert len(prompts["near the end"]) == 127
+    assert len(prompts["near the end"]) == 113
     assert len(prompts["short"]) < 10 < 50 < len(prompts["long"])
     assert demo_checkpoint.config.eos_token_ids[0] in prompts["end token inside"][1:-1]
     assert "東京" in text(prompts["languages"])
