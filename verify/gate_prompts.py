@@ -53,7 +53,7 @@ and large.
 """
 
 BEFORE_THE_END = 15
-"""The positions that the prompt "near the end" leaves, so that it has 16 steps. Over two steps chance decides:
+"""The positions that the prompt "near the end" leaves, so that it has 16 steps. Over two, chance decides:
 at single positions of the healthy demo the KL divergence was up to 9.6 times the reference's own.
 """
 
