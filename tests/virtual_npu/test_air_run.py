@@ -413,3 +413,22 @@ def test_a_program_of_operations_is_made_printed_and_read(tmp_path: Path, checko
     (tmp_path / "program.py").write_text(PROGRAM)
     done = run_program(checkout, tmp_path, "program.py")
     assert (done.returncode, done.stdout.split()[:1]) == (0, ["PASS"]), done.stderr
+
+
+PASSES = """
+from air.ir import Context
+from air.passmanager import PassManager
+
+with Context():
+    for name in ("canonicalize", "air-copy-to-dma"):
+        PassManager.parse(f"builtin.module({name})")
+        print("read")
+"""
+
+
+@needs_bindings
+def test_a_compiler_pass_of_mlir_air_is_refused_by_name(tmp_path: Path, checkout: Path) -> None:
+    (tmp_path / "program.py").write_text(PASSES)
+    done = run_program(checkout, tmp_path, "program.py")
+    assert (done.returncode, done.stdout.split()) == (1, ["read"])
+    assert "air-copy-to-dma is a compiler pass of mlir-air, and none of mlir-air is built here" in done.stderr
