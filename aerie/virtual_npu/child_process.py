@@ -62,12 +62,21 @@ SECONDS_TO_STOP = 3
 """After Ctrl-C: how long the child may take to say where everything stands."""
 
 
+_terminated: list[int] = []
+"""The child, once it had to be ended because it did not say where everything stands."""
+
+
 def _stop(child: int, number: int) -> None:
-    """Forward a signal. External C++ that does not return does not see SIGINT, so SIGTERM follows."""
+    """Forward a signal. A loop without checks and external C++ do not see SIGINT, so SIGTERM follows."""
     os.kill(child, number)
     if number == signal.SIGINT:
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGTERM))
+        signal.signal(signal.SIGALRM, lambda *_: _terminate(child))
         signal.alarm(SECONDS_TO_STOP)
+
+
+def _terminate(child: int) -> None:
+    _terminated.append(child)
+    os.kill(child, signal.SIGTERM)
 
 
 def end_with_parent() -> None:
@@ -78,6 +87,13 @@ def end_with_parent() -> None:
 
 
 def _report_signal(number: int) -> int:
+    if number == signal.SIGTERM and _terminated:
+        print(
+            f"stopped; for {SECONDS_TO_STOP} s it did not say where it stands: external C++ does not, nor "
+            "does a loop without checks, so run it without --no-checks",
+            file=sys.stderr,
+        )
+        return 128 + signal.SIGINT
     if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         print("stopped", file=sys.stderr)
         return 128 + number

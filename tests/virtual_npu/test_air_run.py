@@ -202,6 +202,66 @@ def test_the_commands_that_take_the_place_of_a_build(tmp_path: Path, checkout: P
     assert (Path(variables["PEANO_INSTALL_DIR"]) / "bin" / "clang++").stat().st_mode & 0o111
 
 
+def compiled_host(folder: Path, checkout: Path, text: str) -> Path:
+    """A C++ host, compiled as the Makefiles of examples do."""
+    variables = environment.environment(checkout, "npu2")
+    xrt = Path(variables["XILINX_XRT"])
+    library = Path(variables["MLIR_AIE_INSTALL_DIR"]) / "runtime_lib/x86_64/test_lib"
+    (folder / "test.cpp").write_text(text)
+    folders = [f"-I{xrt}/include", f"-L{xrt}/lib", f"-I{library}/include", f"-L{library}/lib"]
+    libraries = ["-luuid", "-lxrt_coreutil", "-lrt", "-lstdc++", "-ltest_utils"]
+    command = ["c++", "-std=c++20", "-Wall", "-Werror", "test.cpp", "-o", "test.exe", *folders, *libraries]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / "test.exe"
+
+
+def test_cpp_hosts_find_xrt_and_what_they_link(tmp_path: Path, checkout: Path) -> None:
+    host = compiled_host(
+        tmp_path, checkout, '#include "xrt/xrt_bo.h"\nint main() { return xrt::bo().size(); }'
+    )
+    assert subprocess.run([host], check=False).returncode == 0
+
+
+PARSING_HOST = """
+#include "test_utils.h"
+int main(int argc, const char *argv[]) {
+  cxxopts::Options options("host");
+  options.add_options()("x,xclbin", "", cxxopts::value<std::string>())(
+      "i,instr", "", cxxopts::value<std::string>())("h,help", "");
+  cxxopts::ParseResult result;
+  test_utils::parse_options(argc, argv, options, result);
+  try {
+    const auto words = test_utils::load_instr_binary(result["instr"].as<std::string>());
+    for (uint32_t word : words) std::cout << word << "\\n";
+  } catch (const std::exception &error) {
+    std::cout << error.what() << "\\n";
+  }
+}
+"""
+HAS_CXXOPTS = subprocess.run(
+    ["c++", "-E", "-x", "c++", "-"], input=b"#include <cxxopts.hpp>", capture_output=True, check=False
+).returncode == 0  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_CXXOPTS, reason="needs the header cxxopts.hpp")
+def test_cpp_hosts_share_a_library(tmp_path: Path, checkout: Path) -> None:
+    host = compiled_host(tmp_path, checkout, PARSING_HOST)
+
+    def output(*arguments: object) -> str:
+        ran = subprocess.run([host, *map(str, arguments)], check=False, capture_output=True, text=True)
+        return ran.stdout + ran.stderr
+
+    instructions = tmp_path / "insts.bin"
+    instructions.write_bytes(bytes([1, 0, 0, 0, 0, 1, 0, 0]))
+    assert output("-x", host, "-i", instructions) == "1\n256\n"
+    assert "error: the option --instr is missing" in output("-x", host)
+    assert "error: --xclbin none: there is no such file" in output("-x", "none", "-i", instructions)
+    assert "Usage" in output("--help")
+    instructions.write_bytes(bytes(7))
+    assert f"{instructions} has 7 bytes: instructions have 4 each" in output("-x", host, "-i", instructions)
+
+
 def test_kernels_of_mlir_aie_are_found_in_a_checkout(
     tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,3 +413,22 @@ def test_a_program_of_operations_is_made_printed_and_read(tmp_path: Path, checko
     (tmp_path / "program.py").write_text(PROGRAM)
     done = run_program(checkout, tmp_path, "program.py")
     assert (done.returncode, done.stdout.split()[:1]) == (0, ["PASS"]), done.stderr
+
+
+PASSES = """
+from air.ir import Context
+from air.passmanager import PassManager
+
+with Context():
+    for name in ("canonicalize", "air-copy-to-dma"):
+        PassManager.parse(f"builtin.module({name})")
+        print("read")
+"""
+
+
+@needs_bindings
+def test_a_compiler_pass_of_mlir_air_is_refused_by_name(tmp_path: Path, checkout: Path) -> None:
+    (tmp_path / "program.py").write_text(PASSES)
+    done = run_program(checkout, tmp_path, "program.py")
+    assert (done.returncode, done.stdout.split()) == (1, ["read"])
+    assert "air-copy-to-dma is a compiler pass of mlir-air, and none of mlir-air is built here" in done.stderr

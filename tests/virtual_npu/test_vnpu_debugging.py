@@ -187,7 +187,7 @@ ENDLESS = ADD_ONE.replace(
 )
 STANDS = rf"""where it stands:
   launch \(0\), line {GET_LINE}: get @out\[1\] \(0 put so far, 0 in flight\), waits until a put comes
-(?:  .*\n)*  segment @s, line \d+: air.herd @h, runs: 1 bodies have not ended"""
+(?:  .*\n)*  segment @s, line \d+: air.herd @h, runs: 1 body has not ended"""
 
 
 def test_at_the_time_limit_it_says_where_everything_stands(x):

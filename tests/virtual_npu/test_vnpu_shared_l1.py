@@ -8,6 +8,7 @@ import pytest
 
 from aerie import virtual_npu
 from aerie.virtual_npu import ProgramError
+from tests.virtual_npu.air_texts import with_constants
 
 PROGRAM = """
 module {
@@ -481,3 +482,44 @@ def test_a_core_that_writes_once_and_reads_twice_waits_for_ever(program, run) ->
     message = r'deadlock: .*get @"%hop \(line 5\) is filled"\[0, 1\]'
     with pytest.raises(ProgramError, match=f"(?s){message}"):
         run(library, "f", np.zeros(4, np.int32))
+
+
+CALLS = """
+func.func private @double_half(memref<16xf32, 2>, memref<16xf32, 2>, i32) attributes {link_with = "half.o"}
+func.func @f(%in: memref<64xf32>, %out: memref<64xf32>) {
+  air.segment @seg args(%in2=%in, %out2=%out) : memref<64xf32>, memref<64xf32> {
+    %hop = memref.alloc() : memref<16xf32, 2>
+    air.herd @one tile (%x, %y) in (%sx=%c1, %sy=%c2) args(%s=%hop, %in3=%in2) : memref<16xf32, 2>, memref<64xf32> {
+      %row = arith.index_cast %y : index to i32
+      %b = memref.alloc() : memref<16xf32, 2>
+      scf.for %k = %c0 to %c64 step %c16 {
+        air.dma_memcpy_nd (%b[] [] [], %in3[%k] [%c16] [%c1]) : (memref<16xf32, 2>, memref<64xf32>)
+        func.call @double_half(%b, %s, %row) : (memref<16xf32, 2>, memref<16xf32, 2>, i32) -> ()
+      }
+      memref.dealloc %b : memref<16xf32, 2>
+    }
+    air.herd @other tile (%x, %y) in (%sx=%c1, %sy=%c1) args(%s=%hop, %out3=%out2) : memref<16xf32, 2>, memref<64xf32> {
+      scf.for %k = %c0 to %c64 step %c16 {
+        air.dma_memcpy_nd (%out3[%k] [%c16] [%c1], %s[] [] []) : (memref<64xf32>, memref<16xf32, 2>)
+      }
+    }
+    memref.dealloc %hop : memref<16xf32, 2>
+  }
+  return
+}
+"""
+DOUBLE_HALF = """
+extern "C" void double_half(const float *from, float *to, int half) {
+  for (int i = 8 * half; i < 8 * half + 8; ++i) to[i] = 2 * from[i];
+}
+"""
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_call_that_all_cores_make_hands_over_to_another_herd(tmp_path, run, checks: bool) -> None:
+    (tmp_path / "half.cc").write_text(DOUBLE_HALF)
+    options = virtual_npu.BuildOptions(checks=checks)
+    virtual_npu.build(with_constants(CALLS), tmp_path / "f.so", kernel_dirs=[tmp_path], options=options)
+    flat = np.arange(64, dtype=np.float32)
+    found = run(virtual_npu.Library(tmp_path / "f.so"), "f", flat, np.zeros(64, np.float32))[1]
+    assert found.tolist() == (2 * flat).tolist()

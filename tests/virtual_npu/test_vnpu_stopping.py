@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
+from aerie.virtual_npu import child_process
 from aerie.virtual_npu.cancellation import RunStopped, StopFlag, stop_this_thread
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError
 
@@ -87,6 +88,21 @@ def test_signals(tmp_path, monkeypatch, number, status, output):
         process.kill()
     assert (process.returncode, printed) == (status, output)
     until(lambda: not is_running(child))
+
+
+def test_code_that_does_not_see_ctrl_c_is_ended_with_a_hint(monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr(child_process, "_terminated", [])
+    monkeypatch.setattr(child_process.os, "kill", lambda *words: ended.append(words))
+    assert child_process._report_signal(signal.SIGTERM) == 143
+    assert capsys.readouterr().err == "stopped\n"
+    child_process._terminate(1234)
+    assert ended == [(1234, signal.SIGTERM)]
+    assert child_process._report_signal(signal.SIGTERM) == 130
+    printed = capsys.readouterr().err
+    assert printed.startswith(
+        "stopped; for 3 s it did not say where it stands: external C++ does not, nor does a"
+    )
 
 
 COUNTING = """

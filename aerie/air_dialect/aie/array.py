@@ -29,9 +29,11 @@ DEVICES = {
     "npu1": 4, "npu1_1col": 1, "npu1_2col": 2, "npu1_3col": 3, "npu1_4col": 4, "npu2": 8,
     **{f"npu2_{columns}col": columns for columns in range(1, 8)},
 }  # fmt: skip
-"""The devices, with their columns."""
+"""The NPUs, with their columns."""
 ROWS = 6
 """Rows of an NPU: a shim, a memtile, four cores."""
+OTHER_DEVICES = {"xcvc1902": (50, 9), "xcve2302": (17, 4), "xcve2802": (38, 11)}
+"""Devices whose texts are read and not run: their columns and rows (mlir-aie's AIETargetModel.h)."""
 MAX_LOCK = 63
 """A lock has six bits."""
 
@@ -48,7 +50,7 @@ class DeviceOp(AieOp):
     FORMAT: ClassVar[str] = "`(` custom<Word>($device) `)` ($sym_name^)? $body attr-dict"
 
     def verify_(self) -> None:
-        if self.device.data not in DEVICES:
+        if self.device.data not in (*DEVICES, *OTHER_DEVICES):
             raise VerifyException(
                 f"aie.device({self.device.data}) is not known here: write one of {', '.join(DEVICES)}"
             )
@@ -56,7 +58,13 @@ class DeviceOp(AieOp):
     @property
     def columns(self) -> int:
         """How many columns the device has."""
-        return DEVICES[self.device.data]
+        return self.size[0]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many columns and rows the device has."""
+        name = self.device.data
+        return OTHER_DEVICES[name] if name in OTHER_DEVICES else (DEVICES[name], ROWS)
 
 
 @irdl_op_definition
@@ -71,11 +79,11 @@ class TileOp(AieOp):
 
     def verify_(self) -> None:
         device = self.parent_op()
-        columns = device.columns if isinstance(device, DeviceOp) else max(DEVICES.values())
+        columns, rows = device.size if isinstance(device, DeviceOp) else (max(DEVICES.values()), ROWS)
         column, row = self.place
-        if not (0 <= column < columns and 0 <= row < ROWS):
+        if not (0 <= column < columns and 0 <= row < rows):
             raise VerifyException(
-                f"aie.tile({column}, {row}) is outside: the device has {columns} columns and {ROWS} rows"
+                f"aie.tile({column}, {row}) is outside: the device has {columns} columns and {rows} rows"
             )
 
     @property

@@ -209,6 +209,8 @@ def value_name(value: SSAValue) -> str:
 
 def read_device(op: array.DeviceOp, number: int) -> Device:
     """The tables of a device, but for routes and object FIFOs. Raises UnsupportedOpError."""
+    if op.device.data not in array.DEVICES:
+        raise unsupported(op, f"{op.device.data} is no NPU: the virtual NPU runs {', '.join(array.DEVICES)}")
     place_logical_tiles(op)
     device = Device(op, number)
     for inner in op.walk():

@@ -46,6 +46,7 @@ def install(package: ModuleType | None = None) -> None:
     finder = AirFinder(checkouts.python_folder(), ir)
     sys.meta_path.insert(0, finder)
     passes.extend_bindings(ir)
+    passes.refuse_air_passes(importlib.import_module("mlir.passmanager"))
     package = package or sys.modules.setdefault(AIR, ModuleType(AIR))
     package.__path__ = [str(finder.folder)]
     package.__spec__ = importlib.machinery.ModuleSpec(AIR, None, is_package=True)

@@ -16,6 +16,12 @@ from aerie.virtual_npu.errors import OptionError
 
 COMPILERS = ("clang++", "clang", "xchesscc_wrapper", "xchesscc", "ld.lld")
 """The names under which Makefiles and scripts call the compiler and the linker of kernels."""
+HEADERS = Path(__file__).parents[1] / "include"
+TEST_LIBRARY = "runtime_lib/x86_64/test_lib"
+"""Where an installed mlir-aie has the library of functions that its C++ hosts share."""
+_EMPTY_ARCHIVE = "!<arch>\n"
+_LIBRARIES = ("xrt/lib/libxrt_coreutil.a", "xrt/lib/libuuid.a")
+"""What hosts link: the stand-ins for XRT and for the test library are headers, so nothing is in them."""
 
 _AIR_INIT = """\
 import sys
@@ -28,7 +34,8 @@ _PYXRT = "from aerie.virtual_npu.pyxrt import *\n"
 
 
 def stand_in_folder() -> Path:
-    """The folder, made where it does not exist: commands in bin/, `air` and `pyxrt` in python/."""
+    """The folder, made where it does not exist: commands in bin/, `air` and `pyxrt` in python/, XRT's C++
+    interface in xrt/."""
     files = _files()
     folder = cache_folder() / "air-run" / text_digest(repr(sorted(files.items())))[:16]
     for name, text in files.items():
@@ -39,7 +46,17 @@ def stand_in_folder() -> Path:
             draft.write_text(text)
             draft.chmod(0o755)
             draft.replace(path)
+    _link(folder / "xrt" / "include", HEADERS / "xrt_stand_in")
     return folder
+
+
+def _link(path: Path, target: Path) -> None:
+    """Make a link, where there is none."""
+    make_folder(path.parent)
+    if not path.exists():
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.symlink_to(target)
+        draft.replace(path)
 
 
 def _files() -> dict[str, str]:
@@ -54,6 +71,7 @@ def _files() -> dict[str, str]:
         "python/air/__init__.py": _AIR_INIT,
         "python/pyxrt.py": _PYXRT,
         "aie/include/README": "The headers of the AIE API are those of the virtual NPU.\n",
+        **dict.fromkeys(_LIBRARIES, _EMPTY_ARCHIVE),
     }
 
 
@@ -69,27 +87,34 @@ def environment(checkout: Path, device: str, *, checks: bool = True) -> Mapping[
         "PATH": _joined(folder / "bin", Path(sys.executable).parent, before="PATH"),
         "PEANO_INSTALL_DIR": str(folder),
         "MLIR_AIE_INSTALL_DIR": str(_mlir_aie_folder(folder)),
+        "XILINX_XRT": str(folder / "xrt"),
     }
 
 
 def _mlir_aie_folder(folder: Path) -> Path:
-    """What takes the place of an installed mlir-aie: the kernels of a checkout, where there is one.
+    """What takes the place of an installed mlir-aie: the kernels of a checkout, where there is one, and the
+    library of C++ hosts.
 
     Raises OptionError where AERIE_MLIR_AIE names none.
     """
     named = KERNELS.get()
-    if not named:
-        return folder / "aie"
+    place = _with_kernels(folder, named) if named else folder / "aie"
+    library = place / TEST_LIBRARY
+    _link(library / "include", HEADERS / "test_utils_stand_in")
+    make_folder(library / "lib")
+    (library / "lib" / "libtest_utils.a").write_text(_EMPTY_ARCHIVE)
+    return place
+
+
+def _with_kernels(folder: Path, named: str) -> Path:
     kernels = Path(named).expanduser().resolve() / "aie_kernels"
     if not kernels.is_dir():
         raise OptionError(
             f"{KERNELS.name}={named} is no checkout of mlir-aie: one has the folder aie_kernels"
         )
-    include = folder / f"aie-{text_digest(str(kernels))[:16]}" / "include"
-    make_folder(include)
-    if not (include / "aie_kernels").exists():
-        (include / "aie_kernels").symlink_to(kernels)
-    return include.parent
+    place = folder / f"aie-{text_digest(str(kernels))[:16]}"
+    _link(place / "include" / "aie_kernels", kernels)
+    return place
 
 
 def _own_folders() -> list[Path]:

@@ -66,6 +66,27 @@ def extend_bindings(ir: Any) -> None:
     next(base for base in ir.Operation.__mro__ if "verify" in vars(base)).verify = verify
 
 
+def refuse_air_passes(managers: Any) -> None:
+    """Let a pipeline with compiler passes of mlir-air say that they are not here. managers: the module
+    `mlir.passmanager`."""
+    read = managers.PassManager.parse
+
+    def parse(pipeline: str, context: Any = None) -> Any:
+        try:
+            return read(pipeline, context)
+        except ValueError as error:
+            unknown = _UNKNOWN_PASS.search(str(error))
+            if not unknown:
+                raise
+            raise UnsupportedOpError(
+                f"{unknown[1]} is a compiler pass of mlir-air, and none of mlir-air is built here: programs "
+                "that it makes cannot be made; run the text that it gives (aircc --debug-ir writes it)"
+            ) from error
+
+    managers.PassManager.parse = staticmethod(parse)
+
+
+_UNKNOWN_PASS = re.compile(r"'(air[\w-]+)' does not refer to a registered pass")
 _NOT_FOUND = re.compile(r"'[\w.]+' op '([^']+)' does not reference a valid function")
 
 

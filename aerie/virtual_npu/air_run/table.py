@@ -133,6 +133,7 @@ def _substituted(command: str, variables: Mapping[str, str]) -> str:
         "%run_on_npu1%": "",
         "%run_on_npu2%": "",
         "%PEANO_INSTALL_DIR": variables["PEANO_INSTALL_DIR"],
+        "%XRT_DIR": variables["XILINX_XRT"],
         "%PYTHON": python,
         "%python": python,
     }.items():

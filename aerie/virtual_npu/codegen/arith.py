@@ -20,6 +20,7 @@ from aerie.air_dialect.upstream.arith import ROUNDING, ROUNDINGS
 from aerie.virtual_npu.codegen import types, value_checks
 from aerie.virtual_npu.codegen.body import Body, Scalar, emitter
 from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
+from aerie.virtual_npu.codegen.rounded_shifts import rounded_shift
 
 _BINARY = {
     "arith.addf": "add", "arith.subf": "sub", "arith.mulf": "mul", "arith.divf": "divf",
@@ -239,6 +240,10 @@ def _trunci(body: Body, op: Operation) -> None:
         _define_nibbles(body, op.results[0], f"vnpu::low_nibbles({body.text(op.operands[0])})")
     elif types.dtype_name(types.element(op.results[0].type)) == "i1":
         body.define(op.results[0], f"vnpu::truncate_to_bit({body.text(op.operands[0])})")
+    elif shift := rounded_shift(op):
+        number, bits = body.texts([shift.number, shift.bits])
+        clamped = f"vnpu::round_shift(int32_t({number}), int32_t({bits}), {shift.low}, {shift.high})"
+        body.define(op.results[0], f"vnpu::cast<{_result_scalar(op)}>({clamped})")
     else:
         _from_integer(body, op, "cast")
 

@@ -78,10 +78,11 @@ def _entry(file: CppFile, op: func.FuncOp) -> dict[str, object]:
     else:
         lines.append(f"  {function_name}({', '.join(arguments)});")
     parameters = "void *const *arguments, const vnpu::RunOptions *options, vnpu::RunReport *report"
-    lines += ["}", f"VNPU_EXPORT int {entry_symbol(name)}({parameters}) {{"]
+    symbol = entry_symbol(name)
+    lines += ["}", f"VNPU_EXPORT int {symbol}({parameters}) {{"]
     lines += [f"  return vnpu::call_entry({entry}, arguments, options, report);", "}"]
     file.functions.append("\n".join(lines))
-    return {"arguments": described}
+    return {"symbol": symbol, "arguments": described}
 
 
 def argument_metadata(op: Operation, type_: Attribute, index: int) -> dict[str, object]:

@@ -120,8 +120,12 @@ def cores_of(herd: HerdOp) -> list[HerdCore]:
 # ---- what each core does ----
 
 
-def accesses_of(use: HerdUse) -> list[CoreAccesses]:
-    """What the cores of a herd do to a buffer; those that do nothing are left out."""
+def accesses_of(use: HerdUse, *, of_several: bool = False) -> list[CoreAccesses]:
+    """What the cores of a herd do to a buffer; those that do nothing are left out.
+
+    of_several: whether other herds have the buffer too, so that it is one for all cores. Otherwise a call
+    that all cores make tells nothing.
+    """
     by_core = [CoreAccesses(core) for core in cores_of(use.herd)]
     names = _names(use)
     for op in use.herd.body.block.walk():
@@ -132,7 +136,7 @@ def accesses_of(use: HerdUse) -> list[CoreAccesses]:
             continue
         on = [each for each in by_core if is_reached(op, each.core)]
         is_call = isinstance(op, func.CallOp)
-        if is_call and len(on) == len(by_core):
+        if is_call and not of_several and len(on) == len(by_core):
             continue  # all cores do the same with copies of their own
         for each in on:
             if any(_has_effect(WRITE, op, position, effect, is_call) for position, effect in touched):

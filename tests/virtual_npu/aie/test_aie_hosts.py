@@ -140,6 +140,37 @@ def test_a_cpp_host(design: Path, cpp_host: str) -> None:
     assert words[32] == "the sequence's argument 1 has not been set"
 
 
+AIR = """
+func.func @copy(%in: memref<20xi32>, %out: memref<32xi32>) {
+  air.launch () in () args(%a=%in, %b=%out) : memref<20xi32>, memref<32xi32> {
+    air.segment @s args(%c=%a, %d=%b) : memref<20xi32>, memref<32xi32> {
+      %c1 = arith.constant 1 : index
+      air.herd @h tile (%x, %y) in (%sx=%c1, %sy=%c1) args(%e=%c, %f=%d) : memref<20xi32>, memref<32xi32> {
+        %c20 = arith.constant 20 : index
+        %one = arith.constant 1 : index
+        %zero = arith.constant 0 : index
+        %l1 = memref.alloc() : memref<20xi32, 2>
+        air.dma_memcpy_nd (%l1[] [] [], %e[] [] []) : (memref<20xi32, 2>, memref<20xi32>)
+        air.dma_memcpy_nd (%f[%zero] [%c20] [%one], %l1[] [] []) : (memref<32xi32>, memref<20xi32, 2>)
+        memref.dealloc %l1 : memref<20xi32, 2>
+      }
+    }
+  }
+  return
+}"""
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_a_cpp_host_runs_a_program_of_the_air_level(tmp_path: Path, cpp_host: str, checks: bool) -> None:
+    virtual_npu.build(AIR, tmp_path / "final.xclbin", options=BuildOptions(checks=checks))
+    ran = subprocess.run(
+        [cpp_host, tmp_path / "final.xclbin"], check=True, capture_output=True, text=True, timeout=60
+    )
+    words = ran.stdout.split(" ", 32)
+    assert [int(word) for word in words[:32]] == [*range(20), *[0] * 12]
+    assert words[32] == "the sequence's argument 1 has not been set"
+
+
 def test_a_cpp_host_gets_an_error_for_a_missing_program(cpp_host: str) -> None:
     ran = subprocess.run([cpp_host, "no.xclbin"], check=False, capture_output=True, text=True, timeout=60)
     assert "build it with aerie vnpu build DESIGN.mlir -o no.xclbin" in ran.stderr

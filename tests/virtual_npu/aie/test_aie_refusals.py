@@ -176,6 +176,15 @@ def test_unknown_device() -> None:
         emit("module { aie.device(npu3) { } }")
 
 
+def test_a_device_that_is_no_npu_is_read_and_not_run() -> None:
+    with pytest.raises(ProgramError, match=r"xcvc1902 is no NPU: the virtual NPU runs npu1, npu1_1col"):
+        emit("module { aie.device(xcvc1902) { %t = aie.tile(49, 8) } }")
+    with pytest.raises(
+        ProgramError, match=r"aie.tile\(17, 3\) is outside: the device has 17 columns and 4 rows"
+    ):
+        emit("module { aie.device(xcve2302) { %t = aie.tile(17, 3) } }")
+
+
 def test_nothing_to_run() -> None:
     with pytest.raises(ProgramError, match=r"no aie.runtime_sequence: there is nothing to run"):
         emit("module { aie.device(npu2) { } }")

@@ -56,8 +56,9 @@ def add_shared_l1_locks(module: ModuleOp) -> None:
     for alloc in [op for op in module.walk() if isinstance(op, memref.AllocOp)]:
         uses = herds_using(alloc.memref) if is_in(alloc.memref, MemorySpace.L1) else []
         if uses and are_shared(uses):
-            accesses = [each for use in uses for each in accesses_of(use)]
-            if len(herd_names(uses)) > 1 and _run_once_each(uses, accesses):
+            of_several = len(herd_names(uses)) > 1
+            accesses = [each for use in uses for each in accesses_of(use, of_several=of_several)]
+            if of_several and _run_once_each(uses, accesses):
                 _BufferLocks(alloc, accesses).insert()
                 alloc.attributes[LOCK_SHARED] = UnitAttr()
                 _run_side_by_side([use.herd for use in uses])

@@ -93,6 +93,12 @@ VNPU_SCALAR_OP(shli, Unsigned<T>(b) >= bit_width<T> ? T(0) : T(Unsigned<T>(a) <<
 VNPU_SCALAR_OP(shrui, Unsigned<T>(b) >= bit_width<T> ? T(0) : T(Unsigned<T>(a) >> Unsigned<T>(b)))
 VNPU_SCALAR_OP(shrsi, a >> (Unsigned<T>(b) >= bit_width<T> ? bit_width<T> - 1 : b))
 #undef VNPU_SCALAR_OP
+// A core's SRS: a shift that rounds halves up, then a clamp. MLIR defines it for 0 to 31 bits.
+VNPU_INLINE int32_t round_shift(int32_t number, int32_t bits, int32_t low, int32_t high) {
+  const int64_t half = bits & 31 ? int64_t(1) << ((bits & 31) - 1) : 0;
+  const int64_t shifted = (int64_t(number) + half) >> (bits & 31);
+  return int32_t(shifted < low ? low : shifted > high ? high : shifted);
+}
 
 // Divisions name the op that divided by zero.
 #define VNPU_DIVISION(name, expression)                                           \

@@ -359,7 +359,7 @@ void Deadlock::list_positions(Text &text) {
     describe(text, node);
     if (node.transfer) text.add(node.is_put ? ", waits until a get makes room" : ", waits until a put comes");
     else if (auto *const spawn = dynamic_cast<Spawn *>(node.task); spawn && spawn->pending == 0)
-      text.add(", runs: %lld bodies have not ended", (long long)spawn->left);
+      text.add(", runs: %lld %s not ended", (long long)spawn->left, spawn->left == 1 ? "body has" : "bodies have");
     else text.add(node.task && node.task->pending > 0 ? ", held back by what it depends on" : ", ready");
   }
   if (more) text.add("\n  and %d more operations that have not ended", more);

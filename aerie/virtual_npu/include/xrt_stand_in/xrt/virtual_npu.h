@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <iostream>
@@ -17,6 +18,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -37,18 +39,26 @@ constexpr uint32_t XRT_BO_FLAGS_CACHEABLE = XCL_BO_FLAGS_CACHEABLE, XRT_BO_FLAGS
 
 namespace vnpu_host {
 
-// As vnpu::RunOptions and vnpu::RunReport.
+// A knob of aerie/common/knobs.py that is a number.
+inline int64_t knob(const char *name, int64_t fallback) {
+  const char *const given = getenv(name);
+  const int64_t number = given ? strtoll(given, nullptr, 10) : 0;
+  return number > 0 ? number : fallback;
+}
+
+// As vnpu::RunOptions and vnpu::RunReport (vnpu/entry.h).
 struct Options {
-  int32_t threads = 1, record = 0;
+  int32_t threads = int32_t(knob("VNPU_THREADS", std::max(1u, std::thread::hardware_concurrency()))), record = 0;
   uint64_t seed = 0;
   int32_t races_are_notes = 0;
-  int64_t max_events = 0;
+  int64_t max_events = knob("VNPU_RACE_EVENTS", 1 << 26);
   uint64_t garbage = 0;
   const void *interpreter = nullptr;
   int64_t stall = int64_t(60) * 1000000000;  // nanoseconds that a core may compute while nothing else goes on
+  const void *traced = nullptr, *stops = nullptr;
 };
 struct Report {
-  char *message = nullptr, *notes = nullptr, *record = nullptr;
+  char *message = nullptr, *notes = nullptr, *record = nullptr, *writer = nullptr;
   int64_t nanoseconds = 0;
   void *raised[3] = {};
 };
