@@ -1,6 +1,7 @@
-"""A C++ compiler that is asked once for the same object of the runtime, whatever cache of ours is empty.
+"""A C++ compiler that is asked once for the same object, whatever cache of ours is empty.
 
-Tests of the cache begin with an empty one each. Most of what they compile is the runtime, always the same.
+Tests of the cache begin with an empty one each. Most of what they compile is the runtime and one program,
+always the same: their sources include nothing but the runtime's headers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _LINES = """
 for word in "$@"; do
   case "$before" in -o) made="$word"; before=; continue;; esac
   case "$word" in
-    */vnpu/*.cc|*.o) files="$files $word";;
+    */vnpu/*.cc|*/program.cc|*.o) files="$files $word";;
     *.cc) exec REAL "$@";;
     -o) before=-o;;
     -I*) ;;
