@@ -6,6 +6,7 @@ always the same: their sources include nothing but the runtime's headers.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -40,3 +41,12 @@ def compiler(folder: Path) -> Path:
     path.write_text("\n".join(("#!/bin/sh", *lines(folder), "")))
     path.chmod(0o755)
     return path
+
+
+def share_objects(store: Path, folder: Path) -> None:
+    """Put what one store has compiled into another one, which has no program linked yet."""
+    for compiled in store.glob("*.o"):
+        try:
+            os.link(compiled, folder / compiled.name)
+        except OSError:  # another file system
+            shutil.copy2(compiled, folder / compiled.name)
