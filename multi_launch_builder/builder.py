@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.air_dialect.parser_printer import ONE_AT_A_TIME
 from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DTYPES, Argument, ArgumentTable, IllegalShapeError, Role
 from aerie.kernel_builder.kernels import all_kernels
@@ -54,15 +55,16 @@ def build_kernel(step: LaunchPlan, program: str, device: DeviceModel = NPU2) -> 
 
 
 def build_program(plan: ProgramPlan, device: DeviceModel = NPU2) -> Program:
-    """Build every kernel of the plan and stitch them.
+    """Build every kernel of the plan and stitch them. Threads may call this; they take turns.
 
     Raises StitchError for wrong wiring, UnsupportedShapeError if a kernel does not accept a shape.
     """
-    stitcher = Stitcher(plan.name, plan.arguments)
-    for step in plan.launches:
-        stitcher.add(build_kernel(step, plan.name, device), step.wiring, label=step.label)
-    options = (stack_option(device, [step.kernel for step in plan.launches]), *plan.options)
-    return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options).with_plan(plan)
+    with ONE_AT_A_TIME:
+        stitcher = Stitcher(plan.name, plan.arguments)
+        for step in plan.launches:
+            stitcher.add(build_kernel(step, plan.name, device), step.wiring, label=step.label)
+        options = (stack_option(device, [step.kernel for step in plan.launches]), *plan.options)
+        return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options).with_plan(plan)
 
 
 def build_programs(

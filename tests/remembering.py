@@ -1,10 +1,12 @@
-"""A C++ compiler that is asked once for the same object of the runtime, whatever cache of ours is empty.
+"""A C++ compiler that is asked once for the same object, whatever cache of ours is empty.
 
-Tests of the cache begin with an empty one each. Most of what they compile is the runtime, always the same.
+Tests of the cache begin with an empty one each. Most of what they compile is the runtime and one program,
+always the same: their sources include nothing but the runtime's headers.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +16,7 @@ _LINES = """
 for word in "$@"; do
   case "$before" in -o) made="$word"; before=; continue;; esac
   case "$word" in
-    */vnpu/*.cc|*.o) files="$files $word";;
+    */vnpu/*.cc|*/program.cc|*.o) files="$files $word";;
     *.cc) exec REAL "$@";;
     -o) before=-o;;
     -I*) ;;
@@ -39,3 +41,12 @@ def compiler(folder: Path) -> Path:
     path.write_text("\n".join(("#!/bin/sh", *lines(folder), "")))
     path.chmod(0o755)
     return path
+
+
+def share_objects(store: Path, folder: Path) -> None:
+    """Put what one store has compiled into another one, which has no program linked yet."""
+    for compiled in store.glob("*.o"):
+        try:
+            os.link(compiled, folder / compiled.name)
+        except OSError:  # another file system
+            shutil.copy2(compiled, folder / compiled.name)

@@ -217,7 +217,7 @@ def source_places(text: str) -> dict[int, str]:
     """
     if "loc(" not in text:
         return {}
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         parser = AirParser(make_context(), text, "<string>")
         try:
             parser.parse_module()
@@ -244,8 +244,9 @@ def _place_of(location: str, aliases: dict[str, str]) -> str:
     return ""
 
 
-_ONE_AT_A_TIME = threading.RLock()
-"""xDSL swaps a method of Operation while it adds an implicit terminator, for all threads at once."""
+ONE_AT_A_TIME = threading.RLock()
+"""Held by whoever makes operations with regions. xDSL swaps a method of Operation while it adds an implicit
+terminator, for all threads at once; two at a time add it twice."""
 
 
 def _keep_unknown_properties(op: Operation) -> None:
@@ -275,7 +276,7 @@ def parse(
     or strides become `arith.constant` operations. Raises AirParseError with the place and the fix.
     """
     source = Input(text, filename)
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         try:
             _check_quotes(source)
             module = AirParser(make_context(), text, filename).parse_module()

@@ -26,6 +26,7 @@ NOT_BUILT_IN = ("pyxrt", "commands", "__main__.py")
 _SETTLED_SECONDS = 3.0
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
+_MACRO = re.compile(r"\bVNPU_[A-Z0-9_]+")
 
 
 def text_digest(text: str) -> str:
@@ -100,8 +101,12 @@ def _included_paths(names: Iterable[str], places: Sequence[Path]) -> list[Path]:
     return [Path(path) for path in paths if os.path.isfile(path)]
 
 
-def _facts(path: Path | str) -> tuple[str, tuple[str, ...]]:
-    """The sha256 of a C++ file and the names that it includes, cached by the file's inode, size and times.
+_Facts = tuple[str, tuple[str, ...], frozenset[str]]
+
+
+def _facts(path: Path | str) -> _Facts:
+    """The sha256 of a C++ file, the names that it includes, and the macros of ours that it mentions, cached
+    by the file's inode, size and times.
 
     A file that changed within the last seconds is read again: a further change might have the same time.
     """
@@ -112,13 +117,14 @@ def _facts(path: Path | str) -> tuple[str, tuple[str, ...]]:
     return _remembered_facts(str(path), state)
 
 
-def _read_facts(path: str) -> tuple[str, tuple[str, ...]]:
+def _read_facts(path: str) -> _Facts:
     content = Path(path).read_bytes()
-    return hashlib.sha256(content).hexdigest(), tuple(INCLUDE.findall(content.decode(errors="replace")))
+    text = content.decode(errors="replace")
+    return hashlib.sha256(content).hexdigest(), tuple(INCLUDE.findall(text)), frozenset(_MACRO.findall(text))
 
 
 @functools.lru_cache(maxsize=4096)
-def _remembered_facts(path: str, state: tuple[int, ...]) -> tuple[str, tuple[str, ...]]:
+def _remembered_facts(path: str, state: tuple[int, ...]) -> _Facts:
     del state  # another state is another entry
     return _read_facts(path)
 
@@ -128,6 +134,12 @@ def includes_digest(text: str, folders: Sequence[Path]) -> str:
     deep."""
     files = with_includes(_included_paths(INCLUDE.findall(text), folders), folders)
     return text_digest("\n".join(sorted(f"{_name_below(path, folders)} {_facts(path)[0]}" for path in files)))
+
+
+@functools.cache
+def mentioned_macros(source: Path, folders: tuple[Path, ...]) -> frozenset[str]:
+    """The names VNPU_... in a C++ file of ours and in all that it includes. Taken once in a process."""
+    return frozenset().union(*(_facts(path)[2] for path in with_includes([source], folders)))
 
 
 def _name_below(path: Path, folders: Sequence[Path]) -> str:

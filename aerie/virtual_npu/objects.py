@@ -19,7 +19,7 @@ from aerie import rooms
 from aerie.common import cpu
 from aerie.common.compiler import Compiler, known_compilers, stop_compilers
 from aerie.common.errors import ToolchainError
-from aerie.common.fingerprint import hash_key, includes_digest, text_digest
+from aerie.common.fingerprint import hash_key, includes_digest, mentioned_macros, text_digest
 from aerie.common.store import Store, interrupt_lock_waits, programs_store
 from aerie.device.external_kernels import OWN_KERNELS
 from aerie.virtual_npu.precompiled import prelude, prelude_flags
@@ -50,12 +50,20 @@ class TranslationUnit:
     flags: tuple[str, ...] = ()
 
     def compiler_for(self, compiler: Compiler) -> Compiler:
-        """The compiler at the level of this unit: our own files are compiled once and run in many programs,
-        so they are optimised a little where programs are not.
+        """The compiler with the flags of this unit. Our own files are compiled once and run in many programs.
+
+        So they are optimised a little where programs are not. A macro that neither the file nor its headers
+        mention is left out: most of the runtime is then the same object for all numerics.
         """
         if self.text is not None or not any(self.source.is_relative_to(folder) for folder in OWN):
             return compiler
-        return replace(compiler, flags=tuple("-O1" if flag == "-O0" else flag for flag in compiler.flags))
+        mentioned = mentioned_macros(self.source, self.folders)
+        flags = (
+            "-O1" if flag == "-O0" else flag
+            for flag in compiler.flags
+            if not flag.startswith("-DVNPU_") or flag[2:].partition("=")[0] in mentioned
+        )
+        return replace(compiler, flags=tuple(flags))
 
     def key(self, compiler: Compiler) -> str:
         """The hash of all that the object depends on."""

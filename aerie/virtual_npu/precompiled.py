@@ -3,8 +3,8 @@
 To read the headers of the AIE API takes longer than to compile most kernels. An entry KEY.gch of the content
 store has them read, for one compiler and one set of flags. g++ alone makes and uses them: it looks whether an
 entry fits the flags and macros of a unit, and reads the headers themselves where it does not. So no result
-depends on an entry. To make one takes as long as several units: the first units of a process do without,
-where it is not there yet.
+depends on an entry. To make one takes as long as several units: the first units of a process do without
+in a store where it is not there yet.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from aerie.common.fingerprint import hash_key, includes_digest
 from aerie.common.store import Store
 
 UNITS_WITHOUT = {True: 2, False: 8}
-"""After how many units of a process their headers are precompiled, whether they begin with the AIE API (True)
-or not: about as many more make up for it."""
+"""After how many units of a process, in one store, their headers are precompiled, whether they begin with
+the AIE API (True) or not: about as many more make up for it."""
 
-_wanted: Counter[str] = Counter()
+_wanted: Counter[Path] = Counter()
 _checked: set[Path] = set()
 """Entries that this process has checked: each has tens of megabytes."""
 _lock = threading.Lock()
@@ -72,8 +72,8 @@ def prelude_flags(
     }
     entry = store.folder / f"{hash_key(ingredients)}.gch"
     with _lock:
-        _wanted[entry.name] += 1
-        is_worth_it = _wanted[entry.name] > UNITS_WITHOUT[_AIE_API in headers]
+        _wanted[entry] += 1
+        is_worth_it = _wanted[entry] > UNITS_WITHOUT[_AIE_API in headers]
     if not is_worth_it and not entry.exists():
         return ()
     source = work / "prelude.h"

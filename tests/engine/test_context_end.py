@@ -38,6 +38,8 @@ SMALL = {
     "max_position_embeddings": POSITIONS,
     "tie_word_embeddings": False,
 }
+OF_THE_DEMO = {"hidden_size": 256, "intermediate_size": 768, "head_dim": 64}
+"""Sizes with which a Llama has the demo's programs, which other tests build."""
 FAMILIES = ("Llama", "Qwen2", "Qwen3", "SmolLM3")
 ENTRIES = {"SmolLM3": {"no_rope_layer_interval": 2, "pad_token_id": 0}}
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 300, 190)]
@@ -163,7 +165,7 @@ def test_against_transformers_with_its_cache_edited(family, end, policy, open_se
 @pytest.mark.parametrize("end", ["shift", "sink"])
 def test_answers_do_not_depend_on_the_one_before(end, decode, open_session):
     """A long prompt after others that began alike; what came after dropped tokens is not used again."""
-    session = open_session("Llama", end, decode)
+    session = open_session("Llama", end, decode, **OF_THE_DEMO)
     session.requests.clear_prefix_cache()
     first = session.generate(TOKENS[:50], 40, Sampler())
     answer = list(first)
@@ -195,7 +197,7 @@ def test_growth_from_context_to_context(open_session):
 @pytest.mark.parametrize("at", [1, 9, 16])
 def test_a_step_that_fails_leaves_what_goes_on_to_the_same(at, open_session):
     """Before tokens are dropped and after: what is left to read is what the cache has not seen."""
-    model = open_session().model
+    model = open_session(**OF_THE_DEMO).model
     rows, cache = read(model, [190])
     other = model.new_cache(1)
 

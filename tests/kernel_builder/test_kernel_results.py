@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -22,6 +23,7 @@ from aerie.kernel_builder.kernels import (
 from aerie.kernel_builder.spec import Parameters
 from aerie.kernel_builder.testing import built_kernel, compare, random_arrays, run
 from aerie.virtual_npu import toolchain
+from tests import remembering
 
 BF16 = ml_dtypes.bfloat16
 QUICK = 2
@@ -286,10 +288,14 @@ def test_large_scores_stay_finite() -> None:
     assert flash_attention.KERNEL.tolerance.excess(attention(arrays), want) <= 1
 
 
-def test_a_kernel_is_built_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_kernel_is_built_once_and_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own_cache: Path
+) -> None:
     """Also for the next process: nothing of it is in this one."""
-    monkeypatch.setenv("VNPU_CACHE", str(tmp_path))
     kernel = eltwise_add.build(None, 16)
+    built_kernel(kernel)
+    remembering.share_objects(own_cache, tmp_path)  # it is linked anew, and the runtime not compiled
+    monkeypatch.setenv("VNPU_CACHE", str(tmp_path))
     built_kernel(kernel)
     monkeypatch.setattr(toolchain, "build", None)  # would be called
     assert built_kernel(kernel).path.parent == tmp_path

@@ -7,12 +7,14 @@ import functools
 import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 from aerie.air_dialect import parse
 from aerie.air_dialect.ops import LaunchOp
+from aerie.air_dialect.parser_printer import ONE_AT_A_TIME
 from aerie.device import check
 from aerie.device.lowering import find_rule, forms_of
 from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
@@ -20,7 +22,13 @@ from aerie.device.npu2 import NPU2
 from aerie.device.rules.lowering import core_operations
 from aerie.kernel_builder.arguments import ArgumentTable, Role
 from aerie.kernel_builder.kernels import all_kernels
-from aerie.multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, round_up_seq_len
+from aerie.multi_launch_builder import (
+    ModelShape,
+    UnsupportedShapeError,
+    build_programs,
+    builder,
+    round_up_seq_len,
+)
 from aerie.multi_launch_builder.builder import build_program
 from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.programs import PLANS, plan_programs
@@ -206,6 +214,21 @@ def runs(built):
         return plan, given, run(built(model, name)[0], given)
 
     return run_model
+
+
+def test_threads_that_build_programs_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models may be opened at a time, and what xDSL swaps meanwhile it swaps for all threads."""
+    free, real = [], builder.build_kernel
+
+    def build(*arguments: object) -> object:
+        other = threading.Thread(target=lambda: free.append(ONE_AT_A_TIME.acquire(blocking=False)))
+        other.start()
+        other.join()
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builder, "build_kernel", build)
+    build_program(PLANS["flash_attn"](DEMO, DEMO_SEQ_LEN))
+    assert free == [False]
 
 
 @pytest.mark.parametrize("name", LAUNCHES)

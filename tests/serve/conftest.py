@@ -33,6 +33,8 @@ from aerie.serve.worker import ModelThread, OpenedModel
 PATIENCE_S = 120.0
 """How long a test waits for what comes at once on an idle machine. There is room for a busy one, and for a
 program that is compiled meanwhile."""
+VARIANTS = "8,32x512"
+"""Of the models of servers: two thirds of the programs that they have by default."""
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients of servers on this machine, which have no TLS: to read the system's certificates takes 0.1 CPU
 seconds a client."""
@@ -93,7 +95,8 @@ def openai_client(url: str, timeout: float = 600) -> OpenAI:
 def opened(model: str, draft: str | None = None) -> OpenedModel:
     """A model of those that are shipped."""
     backend = select_backend("virtual")
-    options = RuntimeOptions(None, backend, folders.programs_folder(), decode=ROWS, kv_pool=64 * 256)
+    folder = folders.programs_folder()
+    options = RuntimeOptions(None, backend, folder, variants=VARIANTS, decode=ROWS, kv_pool=64 * 256)
     return open_model(model, options, Reporter(quiet=True), draft)
 
 
@@ -179,7 +182,7 @@ def limit(serving: Serving) -> Callable[..., None]:
 @pytest.fixture(scope="session")
 def alone() -> Iterator[Model]:
     """The model by itself, in the same decode path."""
-    with load("demo", backend="virtual", decode="rows") as model:
+    with load("demo", backend="virtual", variants=VARIANTS, decode="rows") as model:
         yield model
 
 

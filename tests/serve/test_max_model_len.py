@@ -12,10 +12,10 @@ from aerie.engine.config import load_config
 from aerie.engine.reporter import Reporter
 from aerie.serve.model_spec import ModelFlags, ModelSpec
 from aerie.serve.service import ServerLimits
-from tests.serve.conftest import Serving, start
+from tests.serve.conftest import VARIANTS, Serving, start
 
 LIMIT = 24
-FLAGS = ModelFlags("virtual", None, None, 64 * 256, folders.programs_folder(), max_positions=LIMIT)
+FLAGS = ModelFlags("virtual", None, VARIANTS, 64 * 256, folders.programs_folder(), max_positions=LIMIT)
 
 
 @pytest.fixture(scope="module")

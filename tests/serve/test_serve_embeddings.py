@@ -17,7 +17,7 @@ from aerie.serve.models import ModelManager
 from aerie.serve.service import ServedModel, ServerLimits
 from tests.engine import text_models
 from tests.engine.text_models import PROMPTS, TEXTS
-from tests.serve.conftest import Serving, opened, start_models
+from tests.serve.conftest import VARIANTS, Serving, opened, start_models
 
 LONG = "word " * 600
 DOCUMENTS = ["Rome is in Italy.", "Oslo", "Paris is the capital of France."]
@@ -48,8 +48,8 @@ def texts_server(folders: dict[str, Path]) -> Iterator[Serving]:
 def own(folders: dict[str, Path]) -> Iterator[dict[str, Model]]:
     """The same models in Python."""
     with (
-        load(folders["vectors"], backend="virtual") as one,
-        load(folders["ranker"], backend="virtual") as two,
+        load(folders["vectors"], backend="virtual", variants=VARIANTS) as one,
+        load(folders["ranker"], backend="virtual", variants=VARIANTS) as two,
     ):
         yield {"vectors": one, "ranker": two}
 

@@ -29,7 +29,7 @@ from aerie.serve.model_spec import ModelSpec
 from aerie.serve.models import MemoryLimit, ModelManager
 from aerie.serve.service import RELOAD_DELAY_S, ModelState, ServedModel, ServerLimits
 from aerie.serve.worker import OpenedModel
-from tests.serve.conftest import PATIENCE_S, Serving, http_client, opened, slow_steps, start_models
+from tests.serve.conftest import PATIENCE_S, VARIANTS, Serving, http_client, opened, slow_steps, start_models
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FRANCE = "What is the capital of France?"
@@ -76,7 +76,7 @@ def three() -> Iterator[Serving]:
 @pytest.fixture(scope="module")
 def each() -> Iterator[dict[str, Model]]:
     """The same by themselves."""
-    models = {name: load(name, backend="virtual", decode="rows") for name in SHIPPED}
+    models = {name: load(name, backend="virtual", variants=VARIANTS, decode="rows") for name in SHIPPED}
     yield models
     for model in models.values():
         model.close()

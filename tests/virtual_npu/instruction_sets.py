@@ -42,6 +42,8 @@ class InstructionSet:
     emulates: str = ""
     more: str = ""
     """Further options of the compiler."""
+    level: int = 1
+    """Of optimisation (VNPU_OPT)."""
 
     def is_here(self) -> bool:
         """Whether this machine runs it."""
@@ -59,9 +61,9 @@ class InstructionSet:
 
     @contextmanager
     def chosen(self, level: int | None = None) -> Iterator[None]:
-        """As long as it holds, programs are built for this set, and those of no user in half the time.
+        """As long as it holds, programs are built for this set.
 
-        level: of optimisation; None: what users have, on the CPU's own set.
+        level: of optimisation; None: the set's own.
         """
         if not self.is_here():
             pytest.skip(f"this CPU has no {self.march}")
@@ -69,8 +71,7 @@ class InstructionSet:
             patch.setenv("VNPU_MARCH", self.march)
             if self.march != "native":  # as on the CPUs that have no more, whoever made this one
                 patch.setattr(cpu, "cpu_defines", tuple)
-            as_users = self.march == "native" and not self.emulates
-            patch.setenv("VNPU_OPT", str(level if level is not None else 3 if as_users else 1))
+            patch.setenv("VNPU_OPT", str(self.level if level is None else level))
             if self.options:
                 patch.setenv("VNPU_CXX", f"{known_compilers()[0].command[0]} {self.options}")
             yield
@@ -79,7 +80,8 @@ class InstructionSet:
 SETS = {
     each.name: each
     for each in (
-        InstructionSet("native", "native"),
+        InstructionSet("native", "native", level=0),  # as all other tests build: most is built already
+        InstructionSet("native, as users build it", "native", level=3),
         InstructionSet("AVX2", "x86-64-v3"),
         InstructionSet("AVX-512", "x86-64-v4"),
         InstructionSet("AVX512-BF16", "x86-64-v4+avx512bf16"),

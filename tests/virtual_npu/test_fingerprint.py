@@ -12,6 +12,7 @@ from aerie.common.fingerprint import (
     files_digest,
     hash_key,
     includes_digest,
+    mentioned_macros,
     package_digest,
     package_version,
     tool_version,
@@ -117,3 +118,11 @@ def test_the_version_of_a_package():
 def test_tools():
     assert tool_version("sh-that-is-not-there").startswith("sh-that-is-not-there: ")
     assert tool_version("true")
+
+
+def test_macros_of_a_file_and_of_its_headers(tmp_path):
+    (tmp_path / "a.cc").write_text('#include "b.h"\n#if VNPU_ONE\n#endif\n')
+    (tmp_path / "b.h").write_text("#include <c.h>\n// VNPU_TWO3\nint MY_VNPU_FOUR, vnpu_five;\n")
+    (tmp_path / "c.h").write_text("#ifdef VNPU_SIX\n#endif\n")
+    assert mentioned_macros(tmp_path / "a.cc", (tmp_path,)) == {"VNPU_ONE", "VNPU_TWO3", "VNPU_SIX"}
+    assert mentioned_macros(tmp_path / "none.cc", (tmp_path,)) == set()

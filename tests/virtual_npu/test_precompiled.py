@@ -86,20 +86,20 @@ def test_objects_are_the_same_as_without(
 
 
 def test_when_it_is_worth_it(compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for the first units of a process, without a store, for clang, sanitizers or a header of others."""
+    """Not for the first units in a store, without a store, for clang, sanitizers or a header of others."""
     made: list[str] = []
     monkeypatch.setattr(Store, "get_or_make", lambda _, name, make: made.append(name))
 
-    def flags(compiler: Compiler, prelude: str = API, *, kept: bool = True) -> list[str]:
+    def flags(compiler: Compiler, prelude: str = API, *, kept: str = "store") -> list[str]:
         work = tmp_path / f"{len([*tmp_path.iterdir()])}"
         work.mkdir()
-        store = Store(tmp_path / "store") if kept else None
+        store = Store(tmp_path / kept) if kept else None
         return [
             Path(word).name for word in precompiled.prelude_flags(prelude, HEADERS, compiler, store, work)
         ]
 
     assert [flags(compiler) for _ in range(4)] == [[], [], *2 * [["-include", "prelude.h"]]]
-    assert flags(compiler, "") == flags(compiler, kept=False) == []
+    assert flags(compiler, "") == flags(compiler, kept="") == []
     others = [
         replace(compiler, recorded_version="Debian clang version 14.0.6"),
         replace(compiler, command=(*compiler.command, "-include", "x.h")),
@@ -107,6 +107,7 @@ def test_when_it_is_worth_it(compiler: Compiler, tmp_path: Path, monkeypatch: py
     ]
     assert [flags(other) for other in others for _ in range(4)] == [[]] * 12
     assert flags(replace(compiler, flags=(*compiler.flags, "-DVNPU_BFP16=1"))) == []
+    assert [flags(compiler, kept="another store") for _ in range(2)] == [[], []]
     assert len({*made}) == 1
     precompiled._wanted.clear()  # as in another process
     (tmp_path / "store").mkdir()

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
-from aerie.common.compiler import Compiler
+from aerie.common.compiler import Compiler, find_compiler
 from aerie.virtual_npu import BuildOptions, KernelSourceError, Program, ToolchainError, cache
 from aerie.virtual_npu.codegen.module import RUNTIME
+from aerie.virtual_npu.objects import INCLUDE, TranslationUnit
 from tests import remembering
 
 DOUBLE = """
@@ -123,6 +124,17 @@ def test_python_that_generates_the_same_cpp_compiles_nothing(folder, compiled, m
     (folder / "kernels" / "factor.h").write_text("constexpr float factor = 3;")
     assert run(folder) == [3.0] * 4
     assert compiled == ["change.cc"]
+
+
+def test_numerics_share_the_runtime(folder, compiled):
+    """What mentions no macro of theirs is compiled once for all; a kernel of others is not looked into."""
+    run(folder)
+    compiled.clear()
+    others = [BuildOptions(numerics="bfp16"), BuildOptions(fast=False)]
+    assert [run(folder, options=each) for each in others] == [[2.0] * 4] * 2
+    assert sorted(compiled) == ["change.cc", "change.cc", "program.cc", "program.cc"]
+    floor = find_compiler(BuildOptions(rounding="floor").compiler_flags)
+    assert "-DVNPU_ROUND_FLOOR=1" in TranslationUnit(INCLUDE / "vnpu" / "copies.cc").compiler_for(floor).flags
 
 
 def test_built_objects_share_what_was_compiled(folder, compiled):

@@ -35,18 +35,6 @@ module {
 """)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch, cache):
-    monkeypatch.setenv("VNPU_OPT", "0")
-    monkeypatch.setenv("VNPU_MARCH", "none")
-    monkeypatch.setenv("VNPU_CACHE", str(cache))
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     (tmp_path / "p.mlir").write_text(PROGRAM)

@@ -46,7 +46,13 @@ def operands(module: KernelModule, seed: int = 1) -> list[Array]:
     return [a, b, c]
 
 
-OTHER_SETS = [name for name in SETS if name != "native"]
+def block_by_block(name: str) -> BuildOptions:
+    """What makes the same sums block by block on a set: without fast paths sums are in order, which those of
+    these two sets are anyway; with checks they are in the set's own order."""
+    return SLOW if name in ("AVX2", "AVX-512") else WATCHED
+
+
+OTHER_SETS = [name for name in SETS if not name.startswith("native")]
 PAIRS = [
     *((shape, "native") for shape in SHAPES),
     *((shape, OTHER_SETS[number % len(OTHER_SETS)]) for number, shape in enumerate(SHAPES)),
@@ -60,17 +66,17 @@ PAIRS = [
     [pytest.param(*pair, marks=() if pair[1] == "native" else pytest.mark.slow) for pair in PAIRS],
 )
 def test_a_launch_is_one_product_with_the_same_bits(program, run, shape, name):
-    """As a program with checks gives them, block by block, whatever multiplies."""
+    """As a program gives them that goes block by block, whatever multiplies."""
     module = gemm.build(**SHAPES[shape])
     assert emitted(module.text).count(STATEMENT) == 1
     assert not any(STATEMENT in emitted(module.text, options) for options in (WATCHED, SLOW))
     given = operands(module)
     with SETS[name].chosen(level=0):
-        made, watched = (
+        made, wanted = (
             run(program(module.text, (KERNEL_SOURCES,), options), "gemm", *given)[2]
-            for options in (BuildOptions(), WATCHED)
+            for options in (BuildOptions(), block_by_block(name))
         )
-    np.testing.assert_array_equal(made.view(np.uint16), watched.view(np.uint16))
+    np.testing.assert_array_equal(made.view(np.uint16), wanted.view(np.uint16))
 
 
 @pytest.mark.parametrize(
@@ -123,15 +129,15 @@ def test_unusual_numbers_have_the_same_bits(program, run, case, name):
     a, b, c = operands(module)
     UNUSUAL[case](a, b)
     with SETS[name].chosen(level=0):
-        made, watched = (
+        made, wanted = (
             run(program(module.text, (KERNEL_SOURCES,), options), "gemm", a, b, c)[2].view(np.uint16)
-            for options in (BuildOptions(), WATCHED)
+            for options in (BuildOptions(), block_by_block(name))
         )
     if name == "native":  # which NaN a sum of products is, instructions for bf16 decide
         is_nan = np.isnan(made.view(BF16))
-        np.testing.assert_array_equal(is_nan, np.isnan(watched.view(BF16)))
-        made, watched = made[~is_nan], watched[~is_nan]
-    np.testing.assert_array_equal(made, watched)
+        np.testing.assert_array_equal(is_nan, np.isnan(wanted.view(BF16)))
+        made, wanted = made[~is_nan], wanted[~is_nan]
+    np.testing.assert_array_equal(made, wanted)
 
 
 def test_points_that_write_what_others_read_run_one_after_the_other(program, monkeypatch):

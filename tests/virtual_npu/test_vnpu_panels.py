@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aerie.common import cpu
 from aerie.device.external_kernels import OWN_KERNELS
 from aerie.virtual_npu.objects import INCLUDE, TranslationUnit
 from tests.virtual_npu.instruction_sets import (
@@ -30,6 +33,8 @@ WITH_TILES = [name for name in SETS if "AMX" in name] + ["native"]
 SHAPES: tuple[Shape, ...] = ((32, 64, 64), (8, 32, 96), (16, 40, 24), (24, 8, 40), (48, 96, 160))
 """Rows of queries, keys, and the width of a head: tiles of 16 and of 8 rows, one, two and three of them;
 panels in pairs and one left over."""
+QUICK = (SHAPES[0], SHAPES[3])
+"""Even ones, and those with something left over of each: on AMX, what `make test` builds."""
 
 
 class Panels:
@@ -61,9 +66,20 @@ def panels_on(name: str, shape: Shape) -> Panels:
         return Panels(ctypes.CDLL(str(with_products(unit))), shape)
 
 
-@pytest.fixture(params=[(name, shape) for name in WITH_TILES for shape in SHAPES], ids=str)
+def cases() -> Iterator[Any]:
+    """Every shape on AMX, emulated and by signal, and on the CPU's own tiles; those of AVX2 need few."""
+    for name, shape in itertools.product(WITH_TILES, SHAPES):
+        is_quick = name == "AMX emulated" and shape in QUICK
+        if shape in QUICK or name != "AMX emulated on AVX2":
+            yield pytest.param((name, shape), marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.fixture(params=cases(), ids=str)
 def panels(request: pytest.FixtureRequest) -> Panels:
-    return panels_on(*request.param)
+    name, shape = request.param
+    if name == "native" and "amx-tile" not in cpu.cpu_features():
+        pytest.skip("this CPU has no tiles")
+    return panels_on(name, shape)
 
 
 def drawn(rows: int, columns: int, seed: int) -> Array:
