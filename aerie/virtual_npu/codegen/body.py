@@ -12,6 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.index_constants import NUMBERS
 from aerie.air_dialect.ops import ChannelOp
+from aerie.air_dialect.values import walk
 from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.cpp_text import add, is_integer, mul, parenthesize
@@ -138,7 +139,7 @@ class CppFile:
         self.symbols: dict[str, func.FuncOp] = {}
         self.channels: dict[str, ChannelOp] = {}
         self.value_names = ValueNames(self.source)
-        for op in self.module.walk():
+        for op in walk(self.module):
             if isinstance(op, func.FuncOp):
                 self.symbols[op.sym_name.data] = op
             elif isinstance(op, ChannelOp):
