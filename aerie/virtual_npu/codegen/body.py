@@ -117,6 +117,8 @@ class CppFile:
     """The lines of the MLIR text, for comments."""
     options: BuildOptions
     functions: list[str] = field(default_factory=list)
+    launches: list[range] = field(default_factory=list)
+    """Of each launch, the places of its functions in `functions`; its own comes last."""
     declarations: list[str] = field(default_factory=list)
     kernels: dict[str, ExternalKernel] = field(default_factory=dict)
     """The external kernels that are called, by their symbol."""

@@ -25,13 +25,12 @@ from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, memo
 from aerie.air_dialect.index_constants import NUMBERS, constant_int
 from aerie.air_dialect.index_expressions import (
     IndexAnalysis,
-    IndexRange,
     defining_expr,
     literal_constant,
     mixed_values,
 )
 from aerie.air_dialect.index_intervals import INTERVALS, Interval
-from aerie.air_dialect.index_operators import COMPARISONS
+from aerie.air_dialect.index_operators import COMPARISONS, IndexRange
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
