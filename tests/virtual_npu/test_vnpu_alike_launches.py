@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
+from aerie.virtual_npu.codegen import alike_launches
 from aerie.virtual_npu.options import BuildOptions
 from aerie.virtual_npu.toolchain import emit
 from benchmarks.checks_scale import launches
@@ -75,3 +76,36 @@ def test_a_trace_has_the_names_of_every_launch(shared):
     assert record is not None
     places = [tile["where"] for tile in record["stats"]["tiles"] if tile["where"].startswith("herd")]
     assert places == [f"herd @h{number} ({column}, 0)" for number in range(4) for column in range(2)]
+
+
+def pieces(text: str, *, with_numbers: bool = True) -> list[str]:
+    """What may differ in the body of a function."""
+    function = f"static void f(vnpu::i64 v_x) {{\n  {text}\n}}"
+    names = alike_launches._Names({"at_1": "const vnpu::OperandPlace &"}, {})
+    return [slot.text for slot in alike_launches._Launch([function], names, with_numbers).slots]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("const vnpu::i64 v_y = 8 + v_x;", ["8"]),
+        ("g(v_x < 8, h(9));", ["8", "9"]),
+        ("g({8}, v_x);", []),
+        ("g(vnpu::splat<float, 16>(float(0x1.8p+1)));", ["0x1.8p+1"]),
+        ("static const G g(8, at_1); h(9);", ["9"]),
+        ("case 8: h(9);", []),
+        ("g(4294967296, 8u, -7);", ["7"]),
+        ('g(vnpu::Site{"memref.load", 8}, "text", at_1);', ['"memref.load"', "8", "at_1"]),
+        ("v_x.at_1(8); // at_1 9", ["8"]),
+    ],
+)
+def test_what_may_differ_is_what_needs_no_constant(text, expected):
+    assert pieces(text) == expected
+
+
+def test_without_checks_lines_and_names_may_differ_but_no_number():
+    assert pieces('g(8, vnpu::Site{"memref.load", 9}, at_1);', with_numbers=False) == [
+        '"memref.load"',
+        "9",
+        "at_1",
+    ]

@@ -21,8 +21,8 @@ from aerie.virtual_npu.codegen.body import CppFile
 
 _TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*) | (?P<text>"(?:[^"\\\n]|\\.)*") | (?P<float>0x[0-9a-f.]+p[+-]?\d+\b)
-    | (?P<int>\d{1,9}\b(?![.\w])) | (?P<name>[A-Za-z_]\w*) | (?P<bracket>[(){}<>\[\]]) | (?P<end>;)
-    | (?P<other>\s+|\w+|[^\w\s"(){}<>\[\];]+?)""",
+    | (?P<int>\d{1,9}\b(?![.\w])) | (?P<name>(?:\.|->|::)?[A-Za-z_]\w*) | (?P<bracket>[(){}<>\[\]])
+    | (?P<end>;) | (?P<other>\s+|\w+|[^\w\s"(){}<>\[\];]+?)""",
     re.VERBOSE,
 )
 _HEAD = re.compile(
@@ -31,6 +31,8 @@ _HEAD = re.compile(
 _LABEL = re.compile(r"^static (?:constexpr|const) (?P<type>vnpu::\w+) (?P<name>\w+)\b(?!\[)", re.MULTILINE)
 _STRUCT = re.compile(r"struct (?P<name>\w+) \{\n")
 _TYPES = {"text": "const char *", "int": "int ", "float": "double "}
+_CONSTANTS = ("static", "constexpr", "case", "alignas")
+"""Words after which numbers stay up to the end of the statement."""
 _CLOSING = {")": "(", "}": "{", "]": "[", ">": "<"}
 
 
@@ -74,7 +76,7 @@ class _Brackets:
 
     def pass_token(self, token: str, kind: str, begin: int) -> None:
         """Go on behind a token, which begins there."""
-        if kind == "name" and token in ("static", "constexpr") and self._open:
+        if token in _CONSTANTS and self._open:
             self._is_frozen = True
         elif kind == "end":
             self._is_frozen = False
@@ -94,14 +96,19 @@ class _Brackets:
             self._open.append(token)
 
     @property
+    def wants_constants(self) -> bool:
+        """Whether what stands here is to stay as it is."""
+        return self._is_frozen or "<" in self._open
+
+    @property
     def is_of_place(self) -> bool:
         """Whether a `vnpu::Site` or `vnpu::ExecutionPlace` is made here."""
-        return self._open[-1:] == ["{place"] and not self._is_frozen and "<" not in self._open
+        return self._open[-1:] == ["{place"] and not self.wants_constants
 
     @property
     def takes_variables(self) -> bool:
         """Whether a number here may become a variable."""
-        return self._open[-1:] in (["("], ["{block"]) and not self._is_frozen and "<" not in self._open
+        return self._open[-1:] in (["("], ["{block"]) and not self.wants_constants
 
 
 @dataclass
@@ -149,7 +156,7 @@ class _Launch:
         brackets = _Brackets(text)
         for match in _TOKEN.finditer(text):
             token, kind = match[0], match.lastgroup or ""
-            if kind == "name" and token in self.names.labels:
+            if kind == "name" and token in self.names.labels and not brackets.wants_constants:
                 yield Slot(self.names.labels[token], token)
             elif kind in _TYPES and (
                 (brackets.is_of_place and kind != "float")
@@ -167,10 +174,11 @@ class _Launch:
 def share_launches(file: CppFile) -> None:
     """Let launches that are alike call the same functions, in place."""
     names = _Names.of(file.declarations)
+    numbers_of_lines = [[file.functions[i].count("\n") for i in place] for place in file.launches]
     groups: dict[str, list[tuple[range, _Launch]]] = {}
-    for place in file.launches:
+    for place, numbers in zip(file.launches, numbers_of_lines, strict=True):
         launch = _Launch([file.functions[i] for i in place], names, file.options.checks)
-        if len(launch.heads) == len(launch.functions):
+        if numbers_of_lines.count(numbers) > 1 and len(launch.heads) == len(launch.functions):
             groups.setdefault(launch.skeleton, []).append((place, launch))
     for group in groups.values():
         if len(group) > 1:
