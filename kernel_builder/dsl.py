@@ -53,8 +53,8 @@ from xdsl.dialects.vector import TransferReadOp, TransferWriteOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 from xdsl.rewriter import Rewriter
-from xdsl.utils.exceptions import VerifyException
 
+from aerie.air_dialect import AirParseError, verify
 from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, DmaMemcpyNdOp
 from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, DslError, DType, Role, bf16, f32, i32
@@ -356,8 +356,8 @@ class Kernel(Regions):
         body = func.FuncOp(self.name, FunctionType.from_lists(inputs, []), Region(self._block))
         module = ModuleOp([*self._declarations.values(), body])
         try:
-            module.verify()
-        except VerifyException as error:
+            verify(module)
+        except AirParseError as error:
             raise DslError(
                 f"the DSL built an invalid module for {self.name}, which is its own fault: {error}"
             ) from error

@@ -28,7 +28,7 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class KernelModule:
-    """A built kernel. module: holds one public func.func called `name`. arguments: its arguments in order."""
+    """A built, verified kernel. module: holds one public func.func called `name`. arguments: in order."""
 
     name: str
     module: ModuleOp = field(repr=False)

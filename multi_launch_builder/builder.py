@@ -59,10 +59,13 @@ def build_program(plan: ProgramPlan, device: DeviceModel = NPU2) -> Program:
 
     Raises StitchError for wrong wiring, UnsupportedShapeError if a kernel does not accept a shape.
     """
+    kernels: dict[object, KernelModule] = {}
     with ONE_AT_A_TIME:
         stitcher = Stitcher(plan.name, plan.arguments)
         for step in plan.launches:
-            stitcher.add(build_kernel(step, plan.name, device), step.wiring, label=step.label)
+            key = step.kernel, *sorted(step.parameters.items())
+            kernel = kernels[key] = kernels.get(key) or build_kernel(step, plan.name, device)
+            stitcher.add(kernel, step.wiring, label=step.label)
         options = (stack_option(device, [step.kernel for step in plan.launches]), *plan.options)
         return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options).with_plan(plan)
 

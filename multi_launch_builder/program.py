@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aerie.kernel_builder.arguments import ArgumentTable
@@ -67,7 +67,8 @@ class ExternalObject:
 class Program:
     """One `func.func` named `name` in `text`, called with `arguments` in table order.
 
-    launches: the names of its launches in order. kind, rows, context: as in its plan.
+    launches: the names of its launches in order. kind, rows, context: as in its plan. module: what `text` was
+    printed from, as `print_as_source` leaves it; None where the program was not built in this process.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Program:
     kind: str = ""
     rows: int = 0
     context: int = 0
+    module: ModuleOp | None = field(default=None, compare=False, repr=False)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -104,11 +106,12 @@ class Program:
     ) -> Program:
         """The program in a verified module whose one public function is `name`."""
         from aerie.air_dialect import (
-            print_module,  # here, so that a program which is only run does not load xDSL
+            print_as_source,  # here, so that a program which is only run does not load xDSL
         )
 
         launches = tuple(_text(op, "sym_name") for op in module.walk() if op.name == "air.launch")
-        return Program(name, print_module(module), arguments, launches, external_objects(module), options)
+        text, objects = print_as_source(module), external_objects(module)
+        return Program(name, text, arguments, launches, objects, options, module=module)
 
 
 def external_objects(module: ModuleOp) -> tuple[ExternalObject, ...]:

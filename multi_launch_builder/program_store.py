@@ -83,13 +83,17 @@ def _programs(plans: Mapping[str, ProgramPlan], check: Callable[[], None]) -> di
     check: raises if no program can be built; called before the first one is built.
     """
 
+    built: dict[str, Program] = {}
+
     def build(plan: ProgramPlan) -> dict[str, Any]:
         from aerie.multi_launch_builder.builder import build_program  # xDSL comes with it
 
         check()
-        return _without_arguments(build_program(plan))
+        built[plan.name] = build_program(plan)
+        return _without_arguments(built[plan.name])
 
-    return {name: _with_arguments(plan, _stored_text(plan, build)) for name, plan in plans.items()}
+    texts = {name: _stored_text(plan, build) for name, plan in plans.items()}
+    return {name: built.get(plan.name) or _with_arguments(plan, texts[name]) for name, plan in plans.items()}
 
 
 def _stored_text(plan: ProgramPlan, build: Callable[[ProgramPlan], dict[str, Any]]) -> dict[str, Any]:

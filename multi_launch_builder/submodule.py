@@ -41,7 +41,7 @@ NAME_ATTRIBUTE = "aerie.name"
 
 
 class NamedModule(Protocol):
-    """A module that carries the names of its arguments, as kernel_builder's KernelModule does."""
+    """A verified module that carries the names of its arguments, as kernel_builder's KernelModule does."""
 
     @property
     def module(self) -> ModuleOp: ...
@@ -105,9 +105,10 @@ def read_submodule(source: Source, label: str, argument_names: Sequence[str] | N
 def _private_copy(source: Source, label: str) -> ModuleOp:
     if isinstance(source, str):
         return parse(source, filename=label)
-    module = source if isinstance(source, ModuleOp) else source.module
-    verify(module)
-    return module.clone()
+    if not isinstance(source, ModuleOp):
+        return source.module.clone()
+    verify(source)
+    return source.clone()
 
 
 def _is_public(function: FuncOp) -> bool:

@@ -101,6 +101,9 @@ class IndexAnalysis(Generic[T]):
                 results[current] = self._combined(current, opened[current], results)
             else:
                 known = self.known_value(current)
+                number = literal_constant(current) if known is None else None  # most are
+                if number is not None:
+                    known = self._combined(current, number, results)
                 if known is not None:
                     results[current] = known
                     continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import SSAValue
 
-from aerie.air_dialect.index_expressions import IndexAnalysis
+from aerie.air_dialect.index_expressions import IndexAnalysis, literal_constant
 from aerie.air_dialect.index_intervals import INTERVALS, Interval, add, interval, multiply, single_value
 from aerie.air_dialect.index_operators import IndexOperator
 
@@ -65,6 +65,9 @@ LINEAR: IndexAnalysis[LinearForm] = IndexAnalysis(
 def linear_form(value: SSAValue) -> LinearForm:
     """The linear form of an index. Its terms are results of other operations, and arguments of a
     hierarchy."""
+    number = literal_constant(value)  # most are
+    if number is not None:
+        return LinearForm(number)
     ranges: dict[SSAValue, Interval | None] = {}
 
     def constant(part: SSAValue) -> LinearForm | None:

@@ -340,6 +340,17 @@ def print_module(module: ModuleOp) -> str:
     return stream.getvalue() + "\n"
 
 
+def print_as_source(module: ModuleOp, filename: str = "<string>") -> str:
+    """As `print_module`, and the module becomes what `parse` would make of the text.
+
+    Its operations have their places in the text, and its values the names there. So what is made of a module
+    that was built in Python, with its text at hand, is what would be made of the text.
+    """
+    stream = StringIO()
+    _PlacingPrinter(stream, filename).print_op(module)
+    return stream.getvalue() + "\n"
+
+
 class AirPrinter(AttributePrinter):
     """Prints operations of an upstream dialect with this package's assembly, whoever built them."""
 
@@ -350,12 +361,16 @@ class AirPrinter(AttributePrinter):
         `x_1`, which is also what the second value of hint `x` is called.
         """
         base = _NUMBERING.sub("", value.name_hint or "")
-        if value in self._ssa_values or not base:
-            return super().print_ssa_value(value)
-        count = self.ssa_names.get(base, 0)
-        self.ssa_names[base] = count + 1
-        self._ssa_values[value] = f"{base}_{count}" if count else base
+        if value not in self._ssa_values:
+            self._name(value, base)
         return super().print_ssa_value(value)
+
+    def _name(self, value: SSAValue, base: str) -> None:
+        """Choose the name of a value that was not printed yet. base: its hint without a number."""
+        if base:
+            count = self.ssa_names.get(base, 0)
+            self.ssa_names[base] = count + 1
+            self._ssa_values[value] = f"{base}_{count}" if count else base
 
     def print_op(self, op: Operation) -> None:
         assembly = ADDED.get(op.name)
@@ -370,3 +385,20 @@ class AirPrinter(AttributePrinter):
             compiled_format(assembly).print(self, cast(IRDLOperation, op))
         else:
             assembly.print(op, self)  # the same definition, so the same accessors
+
+
+class _PlacingPrinter(AirPrinter):
+    """Gives operations the places and values the names that the parser would read in its text."""
+
+    def __init__(self, stream: StringIO, filename: str) -> None:
+        super().__init__(stream=stream)
+        self._filename = StringAttr(filename)
+
+    def print_op(self, op: Operation) -> None:
+        line, column = self._current_line + 1, self._current_column + 1
+        op.location = FileLineColLoc(self._filename, IntAttr(line), IntAttr(column))
+        super().print_op(op)
+
+    def _name(self, value: SSAValue, base: str) -> None:
+        super()._name(value, base)
+        value.name_hint = base or None

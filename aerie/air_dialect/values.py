@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
 from aerie.air_dialect.effects import VIEWS
@@ -50,3 +52,18 @@ def is_defined_in(op: Operation, value: SSAValue) -> bool:
     """Whether a value is defined in a region of `op`."""
     around = value.owner.parent_op()
     return around is not None and (around is op or op in parent_ops(around))
+
+
+def walk(op: Operation) -> Iterator[Operation]:
+    """An operation and everything in it, each before what is in it.
+
+    As `Operation.walk`, of which a step takes longer the deeper it is. What is in an operation is looked up
+    when the walk goes on from it.
+    """
+    pending = [op]
+    while pending:
+        current = pending.pop()
+        yield current
+        if current.regions:
+            blocks = [block for region in current.regions for block in region.blocks]
+            pending += reversed([inner for block in blocks for inner in block.ops])

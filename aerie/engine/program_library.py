@@ -273,8 +273,8 @@ class ProgramLibrary:
         compile_into(self.cache, programs, self._report, time.perf_counter() - started)
         for program in programs:
             self.buffer_names.add(program)
-            self.by_name[program.name] = program
-        return [*programs]
+            self.by_name[program.name] = replace(program, module=None)  # it is compiled
+        return [self.by_name[program.name] for program in programs]
 
 
 def compile_programs(

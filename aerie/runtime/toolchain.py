@@ -107,7 +107,13 @@ class VirtualToolchain:
         del object_store  # the virtual NPU has a store of its own, for programs that others build too
         output = work / f"{program.name}.elf"
         try:
-            virtual_npu.build(program.text, output, kernel_dirs=(KERNEL_SOURCES,), options=self.options)
+            virtual_npu.build(
+                program.text,
+                output,
+                kernel_dirs=(KERNEL_SOURCES,),
+                options=self.options,
+                module=program.module,
+            )
         except virtual_npu.ProgramError as error:
             (work / BUILD_LOG).write_text(str(error))
             raise CompileError(program.name, first_lines(str(error))) from error

@@ -1,19 +1,22 @@
 """The cache of built programs, by the hash of everything that makes them.
 
-    PLAN.json     under the hash of a program's text and of all that turns it into C++ and compiles that: the
-                  external kernels it calls, the hash of what makes these, and the name of the shared object
-    PROGRAM.so    the shared object, under the hash of the C++ that made it (objects.py)
+    PLAN.json       under the hash of a program's text and of all that turns it into C++ and compiles that:
+                    the external kernels it calls, the hash of what makes these, and the name of the shared
+                    object
+    PROGRAM.so      the shared object, under the hash of the C++ that made it (objects.py)
+    misfits-*.json  what the static check finds in a program for a device
 
-So a cached program needs neither parser nor compiler. Both files are entries of the content store (store.py).
+So a cached program needs neither parser nor compiler. All are entries of the content store (store.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +134,30 @@ def load(source: ProgramSource, *, use_cache: bool = True, keep: Path | None = N
             return Library(source.cpp(keep).shared_object(Path(work)))
     except OSError as error:
         raise ToolchainError.of_system(source.filename, error) from error
+
+
+def misfits(source: ProgramSource, device: str, find: Callable[[], list[str]]) -> list[str]:
+    """What keeps a program without external kernels from being built for a device, a sentence each: from the
+    store, or as `find` says. So a program that is known is not parsed for that either.
+    """
+    store = programs_store()
+    if store is None:
+        return find()
+    of = {"text": text_digest(source.text), "filename": source.filename, "device": device}
+    name = f"misfits-{hash_key({**_own_digests(), **of})}.json"
+    content = store.read(name)
+    if content is None:
+        found = find()
+        with contextlib.suppress(OSError):  # a full disk: they are found again the next time
+            store.get_or_make(name, lambda work: _written(work / name, found))
+        return found
+    sentences: list[str] = json.loads(content)
+    return sentences
+
+
+def _written(path: Path, content: list[str]) -> Path:
+    path.write_text(json.dumps(content))
+    return path
 
 
 def _find_or_build(source: ProgramSource, store: Store, keep: Path | None) -> Path:

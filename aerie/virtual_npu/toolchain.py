@@ -16,8 +16,6 @@ from aerie.common.knobs import cpp_copy_folder
 from aerie.common.store import Store, programs_store, read_content, write_atomic
 from aerie.device.errors import KernelSourceError, ParseError
 from aerie.device.external_kernels import ExternalKernel, kernel_objects
-from aerie.virtual_npu.aie import module as aie
-from aerie.virtual_npu.aie.module import has_devices
 from aerie.virtual_npu.codegen.module import GeneratedCpp, generate
 from aerie.virtual_npu.codegen.passes.pipeline import advance
 from aerie.virtual_npu.codegen.unranked import give_elements
@@ -40,13 +38,19 @@ def emit(
 
 
 def _generated(
-    text: str, filename: str, options: BuildOptions, kernel_dirs: Sequence[Path]
+    text: str,
+    filename: str,
+    options: BuildOptions,
+    kernel_dirs: Sequence[Path],
+    module: ModuleOp | None = None,
 ) -> tuple[GeneratedCpp, BuildOptions]:
     """The C++ of a text, and the options to compile it with: cores of devices check bounds alone."""
-    module = _parse(text, filename)
+    module = _parse(text, filename) if module is None else module.clone()
     give_elements(module, options.elements)
-    if not has_devices(module):
+    if not _has_devices(module):
         return generate(module, text, options, kernel_dirs), options
+    from aerie.virtual_npu.aie import module as aie  # a quarter of all imports, which AIR programs do without
+
     if options.stop_lines:
         raise OptionError(
             "a module with aie.device does not stop at a line: leave --stop-at out, or run the AIR program"
@@ -55,10 +59,15 @@ def _generated(
     return aie.generate(module, text, unchecked, checks_bounds=options.checks), unchecked
 
 
+def _has_devices(module: ModuleOp) -> bool:
+    """Whether a module is one of the AIE level."""
+    return any(op.name == "aie.device" for op in module.body.block.ops)
+
+
 def ir_at_stage(text: str, stage: str, filename: str = STRING, options: BuildOptions = EXACT) -> str:
     """The IR of AIR text at a stage on its way to C++ (one of `STAGES`), as text. Raises ProgramError."""
     module = _parse(text, filename)
-    if not has_devices(module):  # those are run as they are written
+    if not _has_devices(module):  # those are run as they are written
         advance(module, options, stage=stage)
     return air_dialect.print_module(module)
 
@@ -105,12 +114,14 @@ def generate_cpp(
     *,
     filename: str = STRING,
     keep: Path | None = None,
+    module: ModuleOp | None = None,
 ) -> Cpp:
     """The C++ of AIR text, not compiled yet. Its file is named after `filename`, else `name`.
 
-    keep: a folder for a copy. Raises ProgramError and OSError.
+    keep: a folder for a copy. module: what the text is printed from, as for `build`. Raises ProgramError and
+    OSError.
     """
-    generated, options = _generated(text, filename, options, kernel_dirs)
+    generated, options = _generated(text, filename, options, kernel_dirs, module)
     compilers = known_compilers(options.compiler_flags)
     main = Path(f"{name if filename == STRING else Path(filename).stem}.cc")
     if keep:
@@ -146,18 +157,22 @@ def build(
     options: BuildOptions | None = None,
     keep: Path | None = None,
     use_cache: bool = True,
+    module: ModuleOp | None = None,
 ) -> list[ExternalKernel]:
     """Build AIR text into the shared object `output`, which appears complete or not at all.
 
     `filename` names the text in messages; without `options`, those that the environment asks for hold.
     External kernels come from `kernel_dirs`, then from the project's kernels_cc; gives the ones the program
     calls. `keep` is a folder that receives the generated C++. With `use_cache`, what was compiled before is
-    not compiled again. Raises subclasses of ProgramError: text that does not parse, an operation that is
-    not supported, a kernel source that is not found, a missing compiler, what it refused.
+    not compiled again. `module` is what `air_dialect.print_as_source` made the text of, verified: the text is
+    then not read. It is left as it is. Raises subclasses of ProgramError: text that does not parse, an
+    operation that is not supported, a kernel source that is not found, a missing compiler, what it refused.
     """
     options, keep, output = options or BuildOptions.from_knobs(), keep or cpp_copy_folder(), Path(output)
     try:
-        cpp = generate_cpp(text, output.stem, options, kernel_dirs, filename=filename, keep=keep)
+        cpp = generate_cpp(
+            text, output.stem, options, kernel_dirs, filename=filename, keep=keep, module=module
+        )
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".work-") as work:
             store = programs_store() if use_cache else None

@@ -306,3 +306,25 @@ def test_a_program_that_does_not_fit_the_device_gets_one_line(folder, capsys):
     assert "L1 bytes takes" in " ".join(found["misfits"])
     found = as_json(capsys, "run tall.mlir --device none")
     assert (found["device"], found["misfits"]) == ("none", [])
+
+
+def test_a_known_program_is_not_checked_for_the_device_again(folder, capsys, monkeypatch):
+    assert main(["run", "tall.mlir"]) == 0
+    line = capsys.readouterr().err
+
+    def never(*_arguments, **_options):
+        pytest.fail("checked again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("aerie.virtual_npu.program.Program.check", never)
+        assert main(["run", "tall.mlir"]) == 0
+    assert capsys.readouterr().err == line
+    assert "takes" in line
+    calls = []
+    monkeypatch.setattr(
+        "aerie.virtual_npu.program.Program.check",
+        lambda *_: calls.append(0) or type("Report", (), {"faults": ("other",)}),
+    )
+    assert main(["run", "tall.mlir", "--no-cache"]) == 0
+    assert "cannot be built for npu2: other;" in capsys.readouterr().err
+    assert calls == [0]

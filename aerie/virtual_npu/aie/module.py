@@ -42,11 +42,6 @@ _SOURCES = [
 ]
 
 
-def has_devices(module: ModuleOp) -> bool:
-    """Whether a module is one of the AIE level."""
-    return any(isinstance(op, DeviceOp) for op in module.body.block.ops)
-
-
 def generate(
     module: ModuleOp, text: str, options: BuildOptions, *, checks_bounds: bool = True
 ) -> GeneratedCpp:

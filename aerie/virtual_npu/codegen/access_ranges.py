@@ -15,7 +15,7 @@ from aerie.air_dialect.effects import ACCESSES, accesses
 from aerie.air_dialect.index_expressions import IndexAnalysis
 from aerie.air_dialect.index_intervals import interval
 from aerie.air_dialect.index_operators import IndexOperator
-from aerie.air_dialect.values import is_defined_in
+from aerie.air_dialect.values import is_defined_in, walk
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body
 from aerie.virtual_npu.codegen.cpp_text import add, min_or_max, mul, parenthesize
@@ -34,7 +34,7 @@ def accessed_bounds(body: Body, nest: Operation, value: SSAValue) -> Bounds | No
     written, the loops read nothing that is not. With an index out of bounds they may exceed the memref.
     """
     bounds: list[Bounds] = []
-    for user in (inner for inner in nest.walk() if any(operand is value for operand in inner.operands)):
+    for user in (inner for inner in walk(nest) if any(operand is value for operand in inner.operands)):
         access = _of_access(body, nest, user, value)
         if access is None:
             return None
@@ -153,7 +153,7 @@ def accessed_block(body: Body, nest: Operation, value: SSAValue) -> Block | None
     Where tiles share a buffer, each mostly has such a block of its own: `%acc[%tx, %ty, %i, %j]`. The order
     checks can then record the block once, before the loops, instead of every access.
     """
-    users = [inner for inner in nest.walk() if any(operand is value for operand in inner.operands)]
+    users = [inner for inner in walk(nest) if any(operand is value for operand in inner.operands)]
     places = {_place(body, nest, user, value) for user in users}
     if len(places) != 1 or None in places:
         return None

@@ -12,6 +12,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.index_constants import NUMBERS
 from aerie.air_dialect.ops import ChannelOp
+from aerie.air_dialect.values import walk
 from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.cpp_text import add, is_integer, mul, parenthesize
@@ -116,6 +117,8 @@ class CppFile:
     """The lines of the MLIR text, for comments."""
     options: BuildOptions
     functions: list[str] = field(default_factory=list)
+    launches: list[range] = field(default_factory=list)
+    """Of each launch, the places of its functions in `functions`; its own comes last."""
     declarations: list[str] = field(default_factory=list)
     kernels: dict[str, ExternalKernel] = field(default_factory=dict)
     """The external kernels that are called, by their symbol."""
@@ -138,7 +141,7 @@ class CppFile:
         self.symbols: dict[str, func.FuncOp] = {}
         self.channels: dict[str, ChannelOp] = {}
         self.value_names = ValueNames(self.source)
-        for op in self.module.walk():
+        for op in walk(self.module):
             if isinstance(op, func.FuncOp):
                 self.symbols[op.sym_name.data] = op
             elif isinstance(op, ChannelOp):

@@ -11,6 +11,7 @@ from xdsl.ir import Attribute, Operation
 
 from aerie.air_dialect.ops import MemorySpace, memory_space
 from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.values import walk
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import CppFile
@@ -61,7 +62,7 @@ def global_pointer(file: CppFile, name: str) -> str:
     if name in file.globals:
         return file.globals[name]
     file.globals[name] = text
-    declared = (op for op in file.module.walk() if isinstance(op, memref.GlobalOp))
+    declared = (op for op in walk(file.module) if isinstance(op, memref.GlobalOp))
     op = next((op for op in declared if op.sym_name.data == name), None)
     if op is None:
         raise UnsupportedOpError(f"memref.get_global: {symbol_name(name)} is not declared in the module")

@@ -15,6 +15,7 @@ from aerie.air_dialect.index_expressions import IndexAnalysis
 from aerie.air_dialect.index_intervals import INTERVALS, Interval, single_value
 from aerie.air_dialect.index_operators import IndexOperator
 from aerie.air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
+from aerie.air_dialect.values import walk
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.cpp_text import TEXTS
@@ -83,7 +84,7 @@ def owns_channels(file: CppFile, op: HierarchyOp) -> bool:
 def _users(function: Operation) -> dict[str, set[Operation | None]]:
     """The launches of a function that use each channel; None stands for a use outside of launches."""
     users: dict[str, set[Operation | None]] = {}
-    for op in function.walk():
+    for op in walk(function):
         if isinstance(op, ChannelTransferOp):
             around = op.parent_op()
             while around is not None and not isinstance(around, LaunchOp):
@@ -126,7 +127,7 @@ def _port_table(file: CppFile, entries: Sequence[str]) -> str:
 
 
 def _all_transfers(op: Operation) -> Iterator[ChannelTransferOp]:
-    yield from (inner for inner in op.walk() if isinstance(inner, ChannelTransferOp))
+    yield from (inner for inner in walk(op) if isinstance(inner, ChannelTransferOp))
 
 
 def _own_transfers(op: Operation) -> Iterator[ChannelTransferOp]:

@@ -12,6 +12,7 @@ from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.refeeds import find_refeeds
+from aerie.air_dialect.values import walk
 from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.l1_placement import misaligned_buffers
 from aerie.device.npu2 import NPU2, DeviceModel
@@ -57,7 +58,7 @@ def alignment_offset(buffer: SSAValue) -> int:
 
 def _annotate_buffers(module: ModuleOp, device: DeviceModel) -> None:
     """Buffers of odd sizes, and those that come to lie behind them."""
-    made = [op for op in module.walk() if isinstance(op, memref.AllocOp) and space_of(op.memref.type) == 2]
+    made = [op for op in walk(module) if isinstance(op, memref.AllocOp) and space_of(op.memref.type) == 2]
     odd = [op for op in made if (memref_bytes(op.memref.type) or 1) % device.vector_bytes]
     if not odd:
         return

@@ -15,7 +15,7 @@ from aerie.air_dialect.effects import ACCESSES, VIEWS, accesses
 from aerie.air_dialect.index_expressions import IndexAnalysis, mixed_values
 from aerie.air_dialect.index_intervals import INTERVALS, Interval, add, interval, multiply
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
-from aerie.air_dialect.values import is_defined_in
+from aerie.air_dialect.values import is_defined_in, walk
 from aerie.virtual_npu.codegen import types
 
 MemoryAccess = tuple[SSAValue, bool, Interval | None]
@@ -28,7 +28,7 @@ CHANNEL_TRANSFERS = frozenset(("air.channel.put", "air.channel.get"))
 
 def channels_used(op: Operation) -> list[str]:
     """The names of the channels that an operation and everything in it use, in order of appearance."""
-    transfers = [inner for inner in op.walk() if inner.name in CHANNEL_TRANSFERS]
+    transfers = [inner for inner in walk(op) if inner.name in CHANNEL_TRANSFERS]
     return list(dict.fromkeys(inner.chan_name for inner in transfers if isinstance(inner, ChannelTransferOp)))
 
 
@@ -36,10 +36,10 @@ def operand_effects(op: Operation) -> list[MemoryAccess]:
     """The effects of `op`, and of everything in it, on memrefs that are defined outside of it."""
     effects: dict[tuple[SSAValue, bool], Interval | None] = {}
     outside: dict[SSAValue, SSAValue] = {}
-    for inner in op.walk():
+    for inner in walk(op):
         if isinstance(inner, HierarchyOp):
             outside.update(zip(inner.kernel_args, inner.kernel_operands, strict=True))
-    for inner in op.walk():
+    for inner in walk(op):
         for value, writes in accesses(inner):
             root, touched = _outermost(op, value, _accessed(inner, value, writes), outside)
             if inner is op or not is_defined_in(op, root):

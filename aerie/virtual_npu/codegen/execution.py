@@ -14,6 +14,7 @@ from aerie.air_dialect.index_constants import leaves
 from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
 from aerie.air_dialect.upstream.vector_memory import MaskOp
+from aerie.air_dialect.values import walk
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.effects import CHANNEL_TRANSFERS, channels_used
 from aerie.virtual_npu.codegen.op_errors import with_op_in_errors
@@ -51,7 +52,7 @@ def function_mode(op: func.FuncOp, options: BuildOptions) -> BodyMode:
     if options.checks and any(_is_engine(inner) for inner in _outside_launches(op)):
         return BodyMode.SEQUENCER
     earlier: set[str] = set()
-    for launch in [inner for inner in op.walk() if isinstance(inner, LaunchOp)]:
+    for launch in [inner for inner in walk(op) if isinstance(inner, LaunchOp)]:
         used = set(channels_used(launch))
         if used & earlier:
             return BodyMode.SEQUENCER
@@ -103,7 +104,7 @@ def has_uniform_transfers(launch: LaunchOp) -> bool:
     So it is where constants, loop variables, and coordinates of segments and herds alone say which there are.
     """
     deciding: set[SSAValue] = set()
-    for op in launch.walk():
+    for op in walk(launch):
         if isinstance(op, ChannelTransferOp):
             deciding.update(op.indices)
         elif op is not launch and op.regions and channels_used(op):
@@ -146,14 +147,14 @@ def mode_registers(herd: HerdOp, mode: BodyMode, options: BuildOptions) -> str:
     first = "vnpu::kConvEven" if follows and any(map(_multiplies_bf16, _on_same_cores(herd))) else ""
     if mode is BodyMode.PROCESS:  # the scheduler puts the registers in place
         return f"vnpu::exchange_modes({first});" if first else ""
-    if follows or any(isinstance(inner, func.CallOp) for inner in herd.walk()):
+    if follows or any(isinstance(inner, func.CallOp) for inner in walk(herd)):
         return f"const vnpu::CoreModes modes{{{first}}};"
     return ""
 
 
 def _on_same_cores(herd: HerdOp) -> Iterator[HerdOp]:
     """The herd, and all of its name in the same function: they are phases of the same cores."""
-    for op in (enclosing_function(herd) or herd).walk():
+    for op in walk(enclosing_function(herd) or herd):
         if isinstance(op, HerdOp) and (op is herd or (herd.sym_name and op.sym_name == herd.sym_name)):
             yield op
 
@@ -161,7 +162,7 @@ def _on_same_cores(herd: HerdOp) -> Iterator[HerdOp]:
 def _multiplies_bf16(herd: HerdOp) -> bool:
     return any(
         op.name == "vector.contract" and isinstance(types.element(op.operands[0].type), BFloat16Type)
-        for op in herd.walk()
+        for op in walk(herd)
     )
 
 
@@ -210,11 +211,11 @@ def public_functions(module: ModuleOp) -> list[func.FuncOp]:
 
 def _reached_functions(module: ModuleOp) -> list[func.FuncOp]:
     """The public functions, and those with a body that they call."""
-    symbols = {op.sym_name.data: op for op in module.walk() if isinstance(op, func.FuncOp)}
+    symbols = {op.sym_name.data: op for op in walk(module) if isinstance(op, func.FuncOp)}
     found = dict.fromkeys(public_functions(module))
     pending = list(found)
     while pending:
-        calls = (op for op in pending.pop().walk() if isinstance(op, func.CallOp))
+        calls = (op for op in walk(pending.pop()) if isinstance(op, func.CallOp))
         names = (call.callee.root_reference.data for call in calls)
         new = [symbols[name] for name in names if name in symbols and symbols[name].body.blocks]
         pending += [op for op in new if op not in found]

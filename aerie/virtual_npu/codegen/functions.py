@@ -9,7 +9,7 @@ from xdsl.dialects import func, scf
 from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
-from aerie.air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
+from aerie.air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp, LaunchOp
 from aerie.common.shown_names import symbol_name
 from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import types
@@ -66,6 +66,7 @@ def emit_function(file: CppFile, op: func.FuncOp) -> str:
 def emit_hierarchy_function(parent: Body, op: HierarchyOp) -> str:
     """Emit the body of a launch, segment or herd; gives its C++ name."""
     file, mode = parent.file, hierarchy_mode(op, parent.file.options)
+    first = len(file.functions)
     name = file.fresh(f"{op.name.removeprefix('air.')}_{op.sym_name or ''}".rstrip("_"))
     owns = owns_channels(file, op)
     body = Body(file, mode, root=op if owns else parent.root or op, owns_channels=owns)
@@ -79,6 +80,8 @@ def emit_hierarchy_function(parent: Body, op: HierarchyOp) -> str:
         parameters.insert(0, "vnpu::Trips trips")
     body.operations(op.body.block)
     _finish(body, name, parameters, "void")
+    if isinstance(op, LaunchOp):
+        file.launches.append(range(first, len(file.functions)))
     return name
 
 

@@ -27,6 +27,7 @@ from aerie.virtual_npu.codegen import (  # noqa: F401 - every file of emitters r
     vector_sums,
     vnpu_ops,
 )
+from aerie.virtual_npu.codegen.alike_launches import share_launches
 from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.buffers import checked_arguments
 from aerie.virtual_npu.codegen.channels import channel_struct, ports
@@ -159,6 +160,7 @@ def generate(
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
     check_stop_lines(file)
+    share_launches(file)
     metadata = json.dumps({"format": FORMAT, "entries": entries, "kernels": list(file.kernels)})
     parts = [
         _HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.runtime_parts)

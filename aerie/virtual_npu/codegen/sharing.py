@@ -23,9 +23,14 @@ from xdsl.ir.affine import AffineDimExpr
 
 from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, memory_effects
 from aerie.air_dialect.index_constants import NUMBERS, constant_int
-from aerie.air_dialect.index_expressions import IndexAnalysis, literal_constant, mixed_values
+from aerie.air_dialect.index_expressions import (
+    IndexAnalysis,
+    defining_expr,
+    literal_constant,
+    mixed_values,
+)
 from aerie.air_dialect.index_intervals import INTERVALS, Interval
-from aerie.air_dialect.index_operators import COMPARISONS
+from aerie.air_dialect.index_operators import COMPARISONS, IndexRange
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
@@ -37,7 +42,7 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     memory_space,
 )
-from aerie.air_dialect.values import resolve_alias
+from aerie.air_dialect.values import resolve_alias, walk
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.effects import index_ranges
 from aerie.virtual_npu.codegen.op_errors import attribute
@@ -128,7 +133,7 @@ def accesses_of(use: HerdUse, *, of_several: bool = False) -> list[CoreAccesses]
     """
     by_core = [CoreAccesses(core) for core in cores_of(use.herd)]
     names = _names(use)
-    for op in use.herd.body.block.walk():
+    for op in walk(use.herd):
         touched = [
             (position, effect) for position, effect in memory_effects(op) if op.operands[position] in names
         ]
@@ -156,7 +161,7 @@ def _has_effect(kind: Effect, op: Operation, position: int, effect: Effect, is_c
 def _names(use: HerdUse) -> set[SSAValue]:
     """The buffer in a herd, and its views."""
     names = {use.buffer}
-    for op in use.herd.body.block.walk():
+    for op in walk(use.herd):
         if op.name in VIEWS and op.operands[0] in names:
             names.add(op.results[0])
         names.update(result for result in op.results if resolve_alias(result) in names)
@@ -167,20 +172,20 @@ def is_reached(op: Operation, core: HerdCore) -> bool:
     """Whether a core may come to an operation of its herd."""
     region, around = op.parent_region(), op.parent_op()
     while around is not None and around is not core.herd:
-        taken = _taken(around, core.ids)
+        taken = _taken(around, core)
         if taken is not None and around.regions[taken] is not region:
             return False
         region, around = around.parent_region(), around.parent_op()
     return True
 
 
-def _taken(branch: Operation, ids: Mapping[SSAValue, int]) -> int | None:
+def _taken(branch: Operation, core: HerdCore) -> int | None:
     """Which region of a branch is entered; None for what is no branch, or where that is not known."""
     if isinstance(branch, scf.IfOp):
-        holds = _holds(branch.cond, ids)
+        holds = _holds(branch.cond, core.ids)
         return None if holds is None else int(not holds)
     if branch.name == "scf.index_switch":
-        selector, cases = _known(branch.operands[0], ids), attribute(branch, "cases")
+        selector, cases = _known(branch.operands[0], core.ids), attribute(branch, "cases")
         assert isinstance(cases, DenseArrayBase)
         values = list(cases.get_values())
         return None if selector is None else values.index(selector) + 1 if selector in values else 0
@@ -247,8 +252,10 @@ def _keep_apart(uses: Sequence[HerdUse]) -> bool:
     uses: of herds with the same grid. Two cores that meet end the search: most buffers are the same for all.
     """
     boxes: list[Box] = []
+    ranges = [_ranges_on_all_cores(use) for use in uses]
     for core in cores_of(uses[0].herd):
-        box = _around([_box(use, HerdCore(use.herd, core.at)) for use in uses])
+        of_uses = zip(uses, ranges, strict=True)
+        box = _around([_box(use, HerdCore(use.herd, core.at), known) for use, known in of_uses])
         if any(_meet(box, other) for other in boxes):
             return False
         boxes.append(box)
@@ -259,11 +266,33 @@ Box = list[Interval]
 """Of each dimension of a buffer, the first and the last index that a core uses."""
 
 
-def _box(use: HerdUse, core: HerdCore) -> Box:
-    """What a core touches of a buffer, through views too, which lie in what they are views of."""
+Ranges = dict[SSAValue, Interval | None]
+
+
+def _ranges_on_all_cores(use: HerdUse) -> Ranges:
+    """The ranges of the indices of a buffer that are numbers, or variables of loops from number to number."""
+    users = (each.operation for each in use.buffer.uses)
+    indices = {value for op in users for value in op.operands if value is not use.buffer}
+    return {value: INTERVALS.analyze(value) for value in indices if _is_same_on_all_cores(value)}
+
+
+def _is_same_on_all_cores(value: SSAValue) -> bool:
+    found = defining_expr(value)
+    if isinstance(found, IndexRange):
+        bounds = [bound for bound in found[:3] if not isinstance(bound, int)]
+        return all(isinstance(bound, SSAValue) and literal_constant(bound) is not None for bound in bounds)
+    return isinstance(found, int)
+
+
+def _box(use: HerdUse, core: HerdCore, known: Ranges) -> Box:
+    """What a core touches of a buffer, through views too, which lie in what they are views of.
+
+    known: ranges of indices that are the same on all cores.
+    """
     ids = core.ids
+    known = {value: found for value, found in known.items() if value not in ids}
     ranges = replace(
-        INTERVALS, known_value=lambda value: (ids[value],) * 2 if value in ids else None, results={}
+        INTERVALS, known_value=lambda value: (ids[value],) * 2 if value in ids else None, results=known
     )
     assert isinstance(use.buffer.type, MemRefType)
     shape = use.buffer.type.get_shape()

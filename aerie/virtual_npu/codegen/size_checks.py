@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
 from xdsl.ir import Attribute, Operation
 
 from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.values import walk
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, MemRef
 from aerie.virtual_npu.codegen.cpp_text import is_integer, mul, parenthesize
@@ -201,7 +202,7 @@ def checked_offset(body: Body, offsets: Sequence[str], strides: Sequence[str], p
 
 def check_type_sizes(module: ModuleOp) -> None:
     """Raises UnsupportedOpError for a memref that no memory holds, or a vector that no core has."""
-    for op in module.walk():
+    for op in walk(module):
         arguments = [a for region in op.regions for block in region.blocks for a in block.args]
         inputs = op.properties.get("function_type")
         outer = [] if inputs is None else getattr(inputs, "inputs", ())

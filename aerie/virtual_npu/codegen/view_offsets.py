@@ -6,6 +6,7 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from aerie.air_dialect.ops import HierarchyOp
+from aerie.air_dialect.values import walk
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body
 from aerie.virtual_npu.codegen.cpp_text import add, parenthesize
@@ -61,4 +62,4 @@ def needs_offset(op: HierarchyOp, captured: SSAValue) -> bool:
     does not have it."""
     if not isinstance(captured.type, MemRefType) or types.memref_offset(captured.type) != types.DYNAMIC:
         return False
-    return any(inner.name in _OFFSET_READERS for inner in op.walk())
+    return any(inner.name in _OFFSET_READERS for inner in walk(op))

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, M
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
-from aerie.air_dialect.values import is_defined_in
+from aerie.air_dialect.values import is_defined_in, walk
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.access_ranges import accessed_block, accessed_bounds
 from aerie.virtual_npu.codegen.air import (
@@ -116,7 +116,7 @@ def _rearranged(body: Body, op: ProductOp, operand: DictionaryAttr) -> list[str]
     assert isinstance(symbol, SymbolRefAttr)
     assert isinstance(start, IntegerAttr)
     name = symbol.root_reference.data
-    calls = (inner for inner in op.walk() if isinstance(inner, func.CallOp))
+    calls = (inner for inner in walk(op) if isinstance(inner, func.CallOp))
     call = next(inner for inner in calls if inner.callee.root_reference.data == name)
     axes = [
         _axes([[*axis, 0][:3] for axis in axes_of_attr(operand.data[part])])
@@ -302,7 +302,7 @@ def _part(body: Body, op: Operation, pointer: str, value: SSAValue) -> str:
 
 def _memrefs_from_outside(op: Operation) -> list[SSAValue]:
     memrefs: dict[SSAValue, None] = {}
-    for inner in op.walk():
+    for inner in walk(op):
         for value in inner.operands:
             if isinstance(value.type, MemRefType) and not is_defined_in(op, value):
                 memrefs[value] = None

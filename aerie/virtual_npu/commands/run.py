@@ -180,7 +180,17 @@ def _device(options: argparse.Namespace) -> str:
 def _misfits(options: argparse.Namespace, program: Program) -> list[str]:
     """What keeps the program from being built for the device, a sentence each."""
     name = _device(options)
-    return [] if name == NO_DEVICE else [str(fault) for fault in program.check(name).faults]
+    if name == NO_DEVICE:
+        return []
+
+    def find() -> list[str]:
+        return [str(fault) for fault in program.check(name).faults]
+
+    if not options.cache or program.library.kernels:
+        return find()
+    from aerie.virtual_npu import cache
+
+    return cache.misfits(program.source, name, find)
 
 
 def _misfit_line(options: argparse.Namespace, misfits: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ from xdsl.rewriter import Rewriter
 
 from aerie.air_dialect.effects import only_reads
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
-from aerie.air_dialect.values import root_value
+from aerie.air_dialect.values import root_value, walk
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.dialect import BorrowedOp, BorrowOp, ProductOp, wrap
 from aerie.virtual_npu.codegen.execution import BodyMode, visit_operations
@@ -136,7 +136,7 @@ def _only_read(
     for op in block.ops:
         if fill.is_before_in_block(op) and any(op is end or op.is_before_in_block(end) for end in rest):
             between.append(op)
-    written = [value for op in between for inner in op.walk() for value in kernels.written_by(inner)]
+    written = [value for op in between for inner in walk(op) for value in kernels.written_by(inner)]
     return all(value is not buffer and _is_l1(value) and _is_allocated(value) for value in written)
 
 

@@ -19,7 +19,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from aerie.air_dialect.effects import accesses
 from aerie.air_dialect.ops import ChannelTransferOp, LaunchOp, MemorySpace, SegmentOp, memory_space
-from aerie.air_dialect.values import is_defined_in, root_value
+from aerie.air_dialect.values import is_defined_in, root_value, walk
 from aerie.virtual_npu.codegen.dialect import BorrowedOp, BorrowOp, LendOp, wrap
 from aerie.virtual_npu.codegen.execution import BodyMode, visit_operations
 from aerie.virtual_npu.codegen.passes.elide_l1_copies import fills_buffer, is_dense, users_of
@@ -54,7 +54,7 @@ def _lent_by(launch: LaunchOp) -> list[tuple[Operation, list[SSAValue]]]:
     """The puts of a launch that read what nothing in it writes; and what it does write from outside."""
     origins = [root_value(value) for value in launch.kernel_operands]
     written: dict[SSAValue, SSAValue] = {}
-    for inner in launch.walk():
+    for inner in walk(launch):
         for value, is_written in accesses(inner):
             made = root_value(value)
             if not is_written or (_is_allocated(made) and is_defined_in(launch, made)):
@@ -62,7 +62,7 @@ def _lent_by(launch: LaunchOp) -> list[tuple[Operation, list[SSAValue]]]:
             if made not in origins:
                 return []
             written[made] = launch.kernel_args[origins.index(made)]
-    puts = (op for op in launch.walk() if op.name == "air.channel.put" and _launch_of(op) is launch)
+    puts = (op for op in walk(launch) if op.name == "air.channel.put" and _launch_of(op) is launch)
     return [(put, list(written.values())) for put in puts if _is_lent(put, origins, written)]
 
 

@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import MemRefType, ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.effects import accesses
+from aerie.air_dialect.values import walk
 from aerie.device.external_kernels import (
     ExternalKernel,
     Overwrite,
@@ -62,7 +63,7 @@ class ExternalPromises:
         return self._overwritten[name]
 
     def _kernel(self, call: func.CallOp, name: str) -> ExternalKernel | None:
-        functions = (op for op in self.module.walk() if isinstance(op, func.FuncOp))
+        functions = (op for op in walk(self.module) if isinstance(op, func.FuncOp))
         op = next((op for op in functions if op.sym_name.data == name), None)
         if op is None or op.body.blocks:
             return None

@@ -41,7 +41,7 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     WaitAllOp,
 )
-from aerie.air_dialect.values import resolve_alias
+from aerie.air_dialect.values import resolve_alias, walk
 from aerie.air_dialect.verifiers import parent_ops
 from aerie.virtual_npu.codegen.sharing import COUNTER, PERSISTENT, are_shared, herds_using, is_in
 
@@ -50,7 +50,7 @@ def hoist_l1_buffers(module: ModuleOp) -> None:
     """Change a module in place."""
     launches: dict[LaunchOp, None] = {}
     memory_work = functools.cache(_memory_work)
-    for alloc in [op for op in module.walk() if isinstance(op, memref.AllocOp)]:
+    for alloc in [op for op in walk(module) if isinstance(op, memref.AllocOp)]:
         if not _is_static_l1(alloc):
             continue
         # Nothing outside of the innermost body around has the buffer.
@@ -84,7 +84,7 @@ def _memory_work(around: Operation) -> _Work:
             op,
             [(position, effect) for position, effect in memory_effects(op) if effect & (READ | WRITE | FREE)],
         )
-        for op in around.walk()
+        for op in walk(around)
     ]
     return [(op, done) for op, done in work if done or op.name in VIEWS or isinstance(op, _RENAMING)]
 

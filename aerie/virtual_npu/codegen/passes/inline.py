@@ -22,6 +22,7 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from aerie.air_dialect.ops import AsyncTokenType, RankOp, UniverseAllocOp, WaitAllOp
+from aerie.air_dialect.values import walk
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.execution import RECURSIVE, public_functions
@@ -44,7 +45,7 @@ def inline_program(module: ModuleOp) -> None:
 
 def _check_single_blocks(module: ModuleOp) -> None:
     """Refuse branches between blocks, naming the first. Raises UnsupportedOpError."""
-    for op in module.walk():
+    for op in walk(module):
         for region in op.regions:
             if len(region.blocks) > 1:
                 branch = region.blocks[0].last_op or op
@@ -56,9 +57,9 @@ def _check_single_blocks(module: ModuleOp) -> None:
 
 def _serialise_ranks(module: ModuleOp) -> None:
     """Put loops in place of every `air.rank`, innermost first, and drop the universes they were given."""
-    for op in reversed([op for op in module.walk() if isinstance(op, RankOp)]):
+    for op in reversed([op for op in walk(module) if isinstance(op, RankOp)]):
         _serialise(op)
-    for universe in [op for op in module.walk() if isinstance(op, UniverseAllocOp)]:
+    for universe in [op for op in walk(module) if isinstance(op, UniverseAllocOp)]:
         Rewriter.erase_op(universe)
 
 
@@ -109,7 +110,7 @@ def _insert(origin: Operation, op: Operation, before: InsertPoint) -> None:
 
 def _inline_calls(module: ModuleOp) -> None:
     """Inline such calls in place. Raises UnsupportedOpError for one that comes back to its function."""
-    functions = {op.sym_name.data: op for op in module.walk() if isinstance(op, func.FuncOp)}
+    functions = {op.sym_name.data: op for op in walk(module) if isinstance(op, func.FuncOp)}
     recursive = _on_cycles(functions)
     done: set[str] = set()
     for name in functions:
@@ -121,7 +122,7 @@ def _inline_calls(module: ModuleOp) -> None:
 
 def _calls(functions: Mapping[str, func.FuncOp], name: str) -> list[func.CallOp]:
     """The calls in a function of functions that have a body."""
-    calls = [op for op in functions[name].walk() if isinstance(op, func.CallOp)]
+    calls = [op for op in walk(functions[name]) if isinstance(op, func.CallOp)]
     return [call for call in calls if _called(call) in functions and functions[_called(call)].body.blocks]
 
 
@@ -179,7 +180,7 @@ def _must_inline(function: func.FuncOp) -> bool:
         return True
     if any(not _is_bare(type_) for type_ in inputs):
         return True
-    return any(op.name.startswith("air.") for op in function.walk())
+    return any(op.name.startswith("air.") for op in walk(function))
 
 
 def _has_cpp(type_: object) -> bool:
@@ -208,7 +209,7 @@ def _inline(call: func.CallOp, function: func.FuncOp) -> None:
 
 
 def _keep_locations(original: Operation, copy: Operation) -> None:
-    for old, new in zip(original.walk(), copy.walk(), strict=True):
+    for old, new in zip(walk(original), walk(copy), strict=True):
         new.location = old.location
 
 

@@ -13,6 +13,7 @@ from xdsl.ir import Operation
 
 from aerie.air_dialect.effects import accesses
 from aerie.air_dialect.ops import AsyncTokenType
+from aerie.air_dialect.values import walk
 from aerie.virtual_npu.codegen.dialect import NestOp, ProductOp, TaskOp, wrap
 from aerie.virtual_npu.codegen.execution import BodyMode, accesses_memory, visit_operations
 from aerie.virtual_npu.options import BuildOptions
@@ -40,7 +41,7 @@ def mark_nests(module: ModuleOp, options: BuildOptions) -> None:
 
 def is_nest(op: Operation) -> bool:
     """Whether an operation is a loop that accesses memory and waits for nothing."""
-    inside = list(op.walk())
+    inside = list(walk(op))
     return op.name in _LOOPS and all(map(_may_be_inside, inside)) and any(map(accesses, inside))
 
 

@@ -32,7 +32,7 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     WaitAllOp,
 )
-from aerie.air_dialect.values import root_value
+from aerie.air_dialect.values import root_value, walk
 from aerie.air_dialect.verification import transfer_elements
 from aerie.air_dialect.verifiers import parent_ops
 from aerie.virtual_npu.codegen.sharing import HerdCore, cores_of, is_in
@@ -42,8 +42,8 @@ _ONCE = ("air.execute", "scf.execute_region")
 
 def repeat_memtile_transfers(module: ModuleOp) -> None:
     """Change a module in place."""
-    for launch in [op for op in module.walk() if isinstance(op, LaunchOp)]:
-        for segment in [op for op in launch.walk() if isinstance(op, SegmentOp)]:
+    for launch in [op for op in walk(module) if isinstance(op, LaunchOp)]:
+        for segment in [op for op in walk(launch) if isinstance(op, SegmentOp)]:
             if not any(isinstance(op, SegmentOp) for op in parent_ops(segment)):
                 for group in _groups(segment):
                     times = _times(launch, group)
@@ -59,7 +59,7 @@ def _groups(segment: SegmentOp) -> list[list[Operation]]:
     for op in segment.body.block.ops:
         if isinstance(op, HierarchyOp):
             continue
-        for inner in op.walk():
+        for inner in walk(op):
             if isinstance(inner, ChannelTransferOp) and is_in(inner.memref, MemorySpace.L2):
                 groups.setdefault(root_value(inner.memref), {})[op] = None
     group_lists = [list(group) for group in groups.values()]
@@ -75,7 +75,7 @@ def _groups(segment: SegmentOp) -> list[list[Operation]]:
 def _times(launch: LaunchOp, group: Sequence[Operation]) -> Fraction:
     """How often a group runs, by what the other ends of all its channels send and take; 1 where they do not
     agree, or more than numbers decide."""
-    inside = [op for top in group for op in top.walk() if isinstance(op, ChannelTransferOp)]
+    inside = [op for top in group for op in walk(top) if isinstance(op, ChannelTransferOp)]
     ratios = set[Fraction]()
     for name in dict.fromkeys(op.chan_name for op in inside):
         for is_put in {isinstance(op, ChannelPutOp) for op in inside if op.chan_name == name}:
@@ -91,7 +91,7 @@ def _ratio(launch: LaunchOp, mine: Sequence[ChannelTransferOp]) -> Fraction:
     function = launch.parent_op()
     if channel is None or function is None or channel.broadcast_shape is not None:
         return Fraction(0)
-    everywhere = [op for op in function.walk() if isinstance(op, ChannelTransferOp) and op.chan_name == name]
+    everywhere = [op for op in walk(function) if isinstance(op, ChannelTransferOp) and op.chan_name == name]
     if any(launch not in parent_ops(op) for op in everywhere):
         return Fraction(0)
     members = {_member(op, NUMBERS) for op in mine}
@@ -239,7 +239,7 @@ def _repeat(group: Sequence[Operation], times: int) -> None:
 
 
 def _operands(op: Operation) -> Iterator[SSAValue]:
-    for inner in op.walk():
+    for inner in walk(op):
         yield from inner.operands
 
 

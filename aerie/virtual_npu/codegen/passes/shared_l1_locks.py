@@ -34,6 +34,7 @@ from aerie.air_dialect.ops import (
     MemorySpace,
     WaitAllOp,
 )
+from aerie.air_dialect.values import walk
 from aerie.air_dialect.verifiers import parent_ops
 from aerie.virtual_npu.codegen.memory import LOCK_SHARED
 from aerie.virtual_npu.codegen.op_errors import line_of, unsupported
@@ -53,7 +54,7 @@ from aerie.virtual_npu.codegen.sharing import (
 
 def add_shared_l1_locks(module: ModuleOp) -> None:
     """Change a module in place. Raises UnsupportedOpError for cores that cannot share a buffer so."""
-    for alloc in [op for op in module.walk() if isinstance(op, memref.AllocOp)]:
+    for alloc in [op for op in walk(module) if isinstance(op, memref.AllocOp)]:
         uses = herds_using(alloc.memref) if is_in(alloc.memref, MemorySpace.L1) else []
         if uses and are_shared(uses):
             of_several = len(herd_names(uses)) > 1
@@ -236,7 +237,7 @@ class _BufferLocks:
                 op.detach()  # type: ignore[no-untyped-call]
                 builder.insert(op)
         for op in inserted:
-            for inner in op.walk():
+            for inner in walk(op):
                 inner.location = near.location
 
     def _sections(self, each: CoreAccesses) -> Iterator[_Section]:
@@ -281,7 +282,7 @@ def _is_core(builder: Builder, core: HerdCore) -> SSAValue:
 def _in_order(each: CoreAccesses) -> list[Operation]:
     """The accesses of a core in the order of the text."""
     accesses = {id(op) for op in (*each.reads, *each.writes)}
-    return [op for op in each.core.herd.body.block.walk() if id(op) in accesses]
+    return [op for op in walk(each.core.herd) if id(op) in accesses]
 
 
 def _outside_execute(op: Operation) -> Operation:

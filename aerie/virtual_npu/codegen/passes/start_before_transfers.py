@@ -23,6 +23,7 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     WaitAllOp,
 )
+from aerie.air_dialect.values import walk
 
 _LOOPS = (scf.ForOp, scf.ParallelOp)
 _PURE = ("arith.", "affine.apply", "affine.min", "affine.max", "index.")
@@ -30,7 +31,7 @@ _PURE = ("arith.", "affine.apply", "affine.min", "affine.max", "index.")
 
 def start_before_transfers(module: ModuleOp) -> None:
     """Move segments and herds up, in place, each to the first of the transfers that it may pass."""
-    for body in [op for op in module.walk() if isinstance(op, LaunchOp | SegmentOp) and op.has_body]:
+    for body in [op for op in walk(module) if isinstance(op, LaunchOp | SegmentOp) and op.has_body]:
         for op in [op for op in body.body.block.ops if isinstance(op, SegmentOp | HerdOp)]:
             if not _waits_or_touches(op):
                 _move_up(op)
