@@ -44,7 +44,8 @@ class TimingModel:
         program = self.program(row)
         if isinstance(program, NotBuildableError) or row.unit != MICROSECONDS:
             return None
-        return _predict(program.text, replace(parameters, **BOXES.get(row.box, {})), self._events_enough)
+        own = replace(parameters, **BOXES.get(row.box, {}))
+        return _predict(program.text, own, self._events_enough, row.is_one_of_several)
 
     def __call__(self, row: Measurement, values: Mapping[str, float]) -> float | None:
         """Microseconds with these values of parameters; None where `prediction` is."""
@@ -53,8 +54,8 @@ class TimingModel:
 
 
 @cache
-def _predict(text: str, parameters: Parameters, events_enough: int) -> Prediction:
-    return _timed(text, events_enough).predict(parameters)
+def _predict(text: str, parameters: Parameters, events_enough: int, one_of_several: bool) -> Prediction:
+    return _timed(text, events_enough).predict(parameters, one_of_several)
 
 
 @cache

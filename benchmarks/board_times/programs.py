@@ -17,7 +17,6 @@ from aerie.kernel_builder.kernels import (
     flash_attention,
     gemm,
     gemv,
-    narrow,
     rope,
     swiglu,
 )
@@ -25,6 +24,7 @@ from aerie.kernel_builder.spec import KernelModule
 from aerie.multi_launch_builder import Stitcher
 from aerie.multi_launch_builder.program_store import load_programs
 from aerie.multi_launch_builder.shapes import LLAMA_3_2_1B
+from benchmarks.board_times.board_cast import build_board_cast
 from benchmarks.board_times.board_gemm import BoardGemm, build_board_gemm
 from benchmarks.board_times.board_gemv import build_board_gemv
 from benchmarks.board_times.board_rms_norm import build_board_rms_norm
@@ -147,7 +147,7 @@ def _with_cast(row: Measurement) -> str:
     stitcher.add(
         _product(row, f32).text, {"a": "a", "b": "b", "c": "sums"}, label="product", argument_names="abc"
     )
-    stitcher.add(narrow.build(m, n).module, {"x": "sums", "out": "c"}, label="cast")
+    stitcher.add(build_board_cast(m, n).module, {"x": "sums", "out": "c"}, label="cast")
     return str(stitcher.finish())
 
 
