@@ -28,6 +28,7 @@ from benchmarks.board_times.board_cast import build_board_cast
 from benchmarks.board_times.board_gemm import BoardGemm, build_board_gemm
 from benchmarks.board_times.board_gemv import build_board_gemv
 from benchmarks.board_times.board_rms_norm import build_board_rms_norm
+from benchmarks.board_times.board_streamed_gemm import build_streamed_gemm
 from benchmarks.board_times.gelu import build_gelu
 from benchmarks.board_times.measurements import Measurement
 
@@ -135,7 +136,7 @@ def _product(row: Measurement, out: DType) -> BoardProgram:
         block_rows=4 if native else 8,
         out=out,
     )
-    return _plain(build_board_gemm(m, k, n, how))
+    return _plain((build_board_gemm if of_registry else build_streamed_gemm)(m, k, n, how))
 
 
 def _with_cast(row: Measurement) -> str:

@@ -200,6 +200,10 @@ def _unpacked(call: _Call) -> CoreWork:
     return CoreWork(cost(call.sizes[-1].elements * 1409 / BLOCK_WEIGHTS))
 
 
+def _cleared(call: _Call) -> CoreWork:
+    return CoreWork(cost(call.sizes[0].elements * 583 / 2048))
+
+
 def _nothing(call: _Call) -> CoreWork:  # noqa: ARG001 - all costs take a call
     return CoreWork()
 
@@ -226,6 +230,8 @@ KERNEL_COSTS: tuple[tuple[str, str, int, _Work], ...] = (
     ("matvec_vectorized|matvec_piece", "rows times x", 3, _matvec),
     ("matvec_blocks", "4 or 8 bit blocks times x", 1, _blocks),
     ("unpack_blocks", "4 or 8 bit blocks to bf16", 2, _unpacked),
+    (".*zero_", "583 cycles for 2048 elements (trace of vegah/Npu-Embeddings)", 1, _cleared),
+    ("narrow_f32_bf16", "a load, a conversion, a store", 2, lambda call: call.mixed(0, 2, 0)),
     ("transpose_blocks", "2 loads, shuffles, stores for an 8x8 block", 1, lambda c: c.mixed(0, 1.5, 0)),
     ("(.*_)?(matmul|gemm|mm)_4x8x8", "a b by mmul 4x8x8", 3, _native_product),
     ("(.*_)?(matmul|gemm|mm)_", "a b", 3, _product),

@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from xdsl.dialects import affine, scf
 from xdsl.ir import Operation, SSAValue
@@ -48,6 +49,8 @@ SHIM_CHANNELS = 16
 """Of NPU2 in each direction: 2 in each of 8 columns (aerie.device.npu2)."""
 MAX_EVENTS = 600_000
 """Of one point of a launch: more would take minutes and gigabytes."""
+MIN_ITERATIONS = 64
+"""Of a loop that is not walked to its end."""
 MAX_ITERATIONS = 5_000_000
 """Of the loops that are walked and the cores, in one point of a launch."""
 DESCRIPTOR, SHIM_TASK = cost(bd_cycles=1), cost(shim_task_cycles=1)
@@ -71,8 +74,13 @@ class _Scope:
 class LaunchEvents:
     """The events of some points of a launch, one point after the other."""
 
-    def __init__(self, launch: LaunchOp, bodies: Bodies) -> None:
-        self.launch, self.bodies = launch, bodies
+    def __init__(self, launch: LaunchOp, bodies: Bodies, events_enough: int) -> None:
+        self.launch, self.bodies, self._events_enough = launch, bodies, events_enough
+        self.scale = 1.0
+        """How many times as many iterations as were walked the loop of the cores has."""
+        self.halfway: list[Event] = []
+        """What the cores have done when half of the iterations that are walked are over."""
+        self._shortened: dict[Operation, int] = {}
         self.events: list[Event] = []
         self.resources: dict[object, Resource] = {}
         self.macs = self.ddr_bytes = 0
@@ -144,7 +152,10 @@ class LaunchEvents:
     def _loop(self, op: Operation, step: Step, scope: _Scope) -> None:
         variables = walked_trips(op, self.bodies, scope.known)
         inside = _Scope(scope.known, scope.core, scope.core_name, scope.herd, in_loop=True)
-        for values in _points([trips for _, trips in variables]):
+        enough = self._shortened.get(op)
+        for number, values in enumerate(islice(_points([trips for _, trips in variables]), enough)):
+            if enough and 2 * number == enough and scope.core is not None and scope.core.last is not None:
+                self.halfway.append(scope.core.last)
             for (variable, _), value in zip(variables, values, strict=True):
                 scope.known[variable] = value
             self._count_iteration()
@@ -162,6 +173,8 @@ class LaunchEvents:
     def _hierarchy(self, op: HierarchyOp, scope: _Scope) -> None:
         sizes = [constant_int(size, scope.known) or 1 for size in op.sizes]
         steps = self.bodies.steps(op.body.block)
+        if isinstance(op, HerdOp):
+            self._shorten(op, steps, math.prod(sizes), scope)
         for ids in _points([range(size) for size in sizes]):
             self._count_iteration()
             known = dict(scope.known)
@@ -173,6 +186,25 @@ class LaunchEvents:
             state = self._core(name)
             self._walk(steps, _Scope(known, state, name, op))
             state.work(ITERATION.cost)
+
+    def _shorten(self, herd: HerdOp, steps: Sequence[Step], cores: int, scope: _Scope) -> None:
+        """Walk a part of the iterations where all that the launch does is one long loop on its cores."""
+        loops = [step for step in steps if step.op is not None and step.op.name in LOOPS]
+        if len(loops) != 1 or scope.in_loop or not self._is_all(herd):
+            return
+        (loop,) = loops
+        assert loop.op is not None
+        variables = [trips for _, trips in walked_trips(loop.op, self.bodies, scope.known)]
+        trips = math.prod(map(len, variables))
+        enough = max(MIN_ITERATIONS, self._events_enough // (cores * (1 + len(loop.bodies[0]))))
+        if trips > enough:
+            enough -= enough % 2
+            self._shortened[loop.op], self.scale = enough, trips / enough
+
+    def _is_all(self, herd: HerdOp) -> bool:
+        """Whether every transfer of the launch is in this herd."""
+        moves = [op for op in self.launch.walk() if isinstance(op, DmaMemcpyNdOp | ChannelTransferOp)]
+        return all(_herd_around(op) is herd for op in moves)
 
     def _count_iteration(self) -> None:
         """Raises TimingError for a program that would be walked for minutes."""

@@ -81,12 +81,12 @@ class LaunchGraph:
     def __init__(self, launch: LaunchOp, bodies: Bodies, events_enough: int) -> None:
         sizes = [constant_int(size) or 1 for size in launch.sizes]
         self._name, self._points = launch_name(launch), math.prod(sizes)
-        events = LaunchEvents(launch, bodies)
+        events = LaunchEvents(launch, bodies, events_enough)
         self._chosen = _walk_points(events, sizes, self._points, events_enough)
         self._locks = events.locks()
         events.limit_shim()
-        self._ddr_bytes, self._macs = events.ddr_bytes, events.macs
-        self._graph = Graph(events.events, [*events.resources.values()])
+        self._ddr_bytes, self._macs, self._scale = events.ddr_bytes, events.macs, events.scale
+        self._graph = Graph(events.events, [*events.resources.values()], events.halfway)
 
     def predict(self, parameters: Parameters, is_first: bool, alone: bool) -> LaunchPrediction:
         """The launch with these parameters. is_first: the host starts the program with it. alone: the program
@@ -105,18 +105,27 @@ class LaunchGraph:
             )
         return self._summary(result, parameters, start_us)
 
+    def _longer(self, result: Replay) -> float:
+        """How many times as long as the replay the launch takes: iterations that were not walked take as long
+        as those of the second half."""
+        if self._scale == 1 or not result.halfway:
+            return self._scale
+        second_half = 1 - result.halfway / result.cycles
+        return 1 + (self._scale - 1) * 2 * second_half
+
     def _summary(self, result: Replay, parameters: Parameters, start_us: float) -> LaunchPrediction:
-        scale = self._points / self._chosen
-        us = scale / (parameters.clock_ghz * 1e3)
-        path = {kind: cycles * us for kind, cycles in result.path.items() if cycles > 0}
+        scale = self._points / self._chosen * self._scale
+        us = self._points / self._chosen / (parameters.clock_ghz * 1e3)
+        longer = self._longer(result)
+        path = {kind: cycles * longer * us for kind, cycles in result.path.items() if cycles > 0}
         path["dispatch"] = start_us
         parts = [
-            PartPrediction(one.name, one.kind, busy * us, int(nbytes * scale))
+            PartPrediction(one.name, one.kind, busy * self._scale * us, int(nbytes * scale))
             for one, busy, nbytes in zip(self._graph.resources, result.busy, result.nbytes, strict=True)
         ]
         return LaunchPrediction(
             name=self._name,
-            us=result.cycles * us + start_us,
+            us=result.cycles * longer * us + start_us,
             limited_by=max(path, key=lambda kind: path[kind]),
             path_us=dict(sorted(path.items(), key=lambda item: -item[1])),
             parts=tuple(parts),

@@ -1,8 +1,7 @@
 """Replays a graph of events: who may start when, given that cores and channels do one thing at a time.
 
-An event starts when all events before it are done and what it occupies is free. DDR is one queue that all
-channels share: it serves requests in the order in which they start, at its full rate, while each channel goes
-on at its own.
+An event starts when all events before it are done and what it occupies is free. DDR serves one
+request at a time, at its full rate, and the channels in turn, while each channel goes on at its own.
 
 A graph has counts and no cycles, so that it is made once and replayed with other parameters.
 """
@@ -63,12 +62,15 @@ class Event:
 
 
 class Graph:
-    """The events of a launch as columns of numbers."""
+    """The events of a launch as columns of numbers. halfway: events whose end `Replay.halfway` tells."""
 
-    def __init__(self, events: Sequence[Event], resources: Sequence[Resource]) -> None:
+    def __init__(
+        self, events: Sequence[Event], resources: Sequence[Resource], halfway: Sequence[Event] = ()
+    ) -> None:
         self.resources = tuple(resources)
         numbers = {id(event): i for i, event in enumerate(events)}
         places = {id(resource): i for i, resource in enumerate(resources)}
+        self._halfway = [numbers[id(event)] for event in halfway]
         costs: dict[Cost, int] = {}
         occupied: dict[tuple[int, ...], int] = {}
         self._cost = np.array([costs.setdefault(event.cost, len(costs)) for event in events], np.int64)
@@ -79,11 +81,11 @@ class Graph:
         self._nbytes = np.array([event.nbytes for event in events], np.float64)
         self._ddr_bytes = np.array([event.ddr_bytes for event in events], np.float64)
         self._ddr_runs = np.array([event.ddr_runs for event in events], np.float64)
-        self._waiting = [event.waiting for event in events]
-        self._followers = [tuple(numbers[id(each)] for each in event.followers) for event in events]
+        self.waiting = [event.waiting for event in events]
+        self.followers = [tuple(numbers[id(each)] for each in event.followers) for event in events]
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def replay(self, parameters: Parameters) -> Replay:
         """When each event starts and ends, with these parameters."""
@@ -100,37 +102,16 @@ class Graph:
 
     def _order(self, durations: Numbers, ddr: Numbers) -> _Order:
         """Let the events take place; what waits for itself does not."""
-        count, durations_, ddr_ = len(self), durations.tolist(), ddr.tolist()
-        group, occupied, followers = self._group.tolist(), self._occupied, self._followers
-        waiting, ready, cause = list(self._waiting), [0.0] * count, [-1] * count
-        start, end, by_ddr = [0.0] * count, [0.0] * count, [False] * count
-        free, user = [0.0] * len(self.resources), [-1] * len(self.resources)
-        queue = [(0.0, number, number) for number in range(count) if not waiting[number]]
-        number, last, done, ddr_free = count, -1, 0, 0.0
-        while queue:
-            begin, _, event = heapq.heappop(queue)
-            for resource in occupied[group[event]]:
-                if free[resource] > begin:
-                    begin, cause[event] = free[resource], user[resource]
-            finish = begin + durations_[event]
-            if ddr_[event]:
-                ddr_free = max(ddr_free, begin) + ddr_[event]
-                if ddr_free > finish:
-                    finish, by_ddr[event] = ddr_free, True
-            start[event], end[event] = begin, finish
-            for resource in occupied[group[event]]:
-                free[resource], user[resource] = finish, event
-            done += 1
-            if last < 0 or finish > end[last]:
-                last = event
-            for follower in followers[event]:
-                if finish >= ready[follower]:
-                    ready[follower], cause[follower] = finish, event
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    number += 1
-                    heapq.heappush(queue, (ready[follower], number, follower))
-        return _Order(start, end, cause, by_ddr, last, done)
+        return _Schedule(self, durations.tolist(), ddr.tolist()).run()
+
+    def occupied(self) -> list[tuple[int, ...]]:
+        """By event, the numbers of the resources that it occupies."""
+        return [self._occupied[group] for group in self._group]
+
+    def flows(self) -> list[int]:
+        """By event, the shim channel that asks DDR for it, or -1."""
+        shims = [next((i for i in group if self.resources[i].kind == "shim"), -1) for group in self._occupied]
+        return [shims[group] for group in self._group]
 
     def _outcome(self, order: _Order, overhead: Numbers, kinds: Sequence[str]) -> Replay:
         took = np.array(order.end) - np.array(order.start)
@@ -147,7 +128,9 @@ class Graph:
                 busy[i] += float(time)
                 nbytes[i] += int(moved)
         cycles = order.end[order.last] if order.done else 0.0
-        return Replay(cycles, self._path(order, overhead, kinds), order.done, tuple(busy), tuple(nbytes))
+        halfway = max((order.end[event] for event in self._halfway), default=0.0)
+        path = self._path(order, overhead, kinds)
+        return Replay(cycles, path, order.done, tuple(busy), tuple(nbytes), halfway)
 
     def _path(self, order: _Order, overhead: Numbers, kinds: Sequence[str]) -> dict[str, float]:
         """The longest chain, backwards from the last event: the cycles in which each kind holds it up."""
@@ -162,6 +145,103 @@ class Graph:
             path["dependency"] += order.start[event] - (order.end[before] if before >= 0 else 0.0)
             event = before
         return dict(path)
+
+
+class _Schedule:
+    """One replay: a queue of what happens next, by time.
+
+    An entry is the number of an event that may start. An event of DDR ends when DDR has served it too, which
+    takes the channels in turn (self-clocked fair queueing): of all that wait, first what would end first if
+    each channel had its share.
+    """
+
+    def __init__(self, graph: Graph, durations: list[float], ddr: list[float]) -> None:
+        count = len(graph)
+        self._durations, self._ddr, self._followers = durations, ddr, graph.followers
+        self._occupied, self._flow = graph.occupied(), graph.flows()
+        self._shares = [max(1.0, resource.share) for resource in graph.resources]
+        self._waiting, self._ready = list(graph.waiting), [0.0] * count
+        self._start, self._end, self._by_ddr = [0.0] * count, [0.0] * count, [False] * count
+        self._cause = [-1] * count
+        self._free, self._user = [0.0] * len(graph.resources), [-1] * len(graph.resources)
+        self._blocked: list[list[int] | None] = [None] * len(graph.resources)
+        """Of a resource whose event waits for DDR, the events that wait for the resource."""
+        self._queue = [(0.0, number, number) for number in range(count) if not self._waiting[number]]
+        self._number, self._last, self._done = count, -1, 0
+        self._requests: list[tuple[float, int, int]] = []
+        self._tags = [0.0] * (len(graph.resources) + 1)
+        self._serving, self._served_tag = -1, 0.0
+
+    def run(self) -> _Order:
+        queue, count = self._queue, len(self._waiting)
+        while queue:
+            now, _, event = heapq.heappop(queue)
+            if event < 0:
+                self._serving = -1
+                self._serve(now)
+                self._finish(-1 - event, now)
+            elif event >= count:
+                self._request(event - count, now)
+            else:
+                self._begin(event, now, count)
+        return _Order(self._start, self._end, self._cause, self._by_ddr, self._last, self._done)
+
+    def _at(self, time: float, what: int) -> None:
+        self._number += 1
+        heapq.heappush(self._queue, (time, self._number, what))
+
+    def _begin(self, event: int, begin: float, count: int) -> None:
+        """Start an event as soon as what it occupies is free."""
+        for resource in self._occupied[event]:
+            blocked = self._blocked[resource]
+            if blocked is not None:
+                blocked.append(event)
+                return
+            if self._free[resource] > begin:
+                begin, self._cause[event] = self._free[resource], self._user[resource]
+        self._start[event] = begin
+        if not self._ddr[event]:
+            self._finish(event, 0.0)
+            return
+        for resource in self._occupied[event]:
+            self._blocked[resource] = []
+        self._at(begin, count + event)
+
+    def _request(self, event: int, now: float) -> None:
+        flow = self._flow[event]
+        share = self._shares[flow] if flow >= 0 else 1.0
+        tag = max(self._served_tag, self._tags[flow]) + self._ddr[event] / share
+        self._tags[flow] = tag
+        heapq.heappush(self._requests, (tag, self._number, event))
+        if self._serving < 0:
+            self._serve(now)
+
+    def _serve(self, now: float) -> None:
+        """Let DDR begin with the next request."""
+        if self._requests:
+            self._served_tag, _, self._serving = heapq.heappop(self._requests)
+            self._at(now + self._ddr[self._serving], -1 - self._serving)
+
+    def _finish(self, event: int, served: float) -> None:
+        """End an event, and let those go on that wait for it. served: when DDR has done its part."""
+        finish = self._start[event] + self._durations[event]
+        if served > finish:
+            finish, self._by_ddr[event] = served, True
+        self._end[event] = finish
+        for resource in self._occupied[event]:
+            self._free[resource], self._user[resource] = finish, event
+            for other in self._blocked[resource] or ():
+                self._at(self._ready[other], other)
+            self._blocked[resource] = None
+        self._done += 1
+        if self._last < 0 or finish > self._end[self._last]:
+            self._last = event
+        for follower in self._followers[event]:
+            if finish >= self._ready[follower]:
+                self._ready[follower], self._cause[follower] = finish, event
+            self._waiting[follower] -= 1
+            if not self._waiting[follower]:
+                self._at(self._ready[follower], follower)
 
 
 @dataclass(frozen=True)
@@ -180,10 +260,12 @@ class _Order:
 class Replay:
     """The outcome. cycles: the end of the last event. path: cycles of the longest chain by kind. done: how
     many events took place; fewer than there are if some wait for each other. busy, nbytes: by resource, the
-    cycles in which it works and what passes through it."""
+    cycles in which it works and what passes through it. halfway: when the last of the graph's halfway events
+    ended, 0 if it has none."""
 
     cycles: float
     path: dict[str, float]
     done: int
     busy: tuple[float, ...]
     nbytes: tuple[int, ...]
+    halfway: float
