@@ -57,6 +57,11 @@ class Measurement:
         return IN_SITU in self.variant
 
     @property
+    def is_from_elf(self) -> bool:
+        """Whether each launch loaded its design: several in an ELF, and attention (attn_npu2.py)."""
+        return self.is_one_of_several or self.kernel == "flash_attention"
+
+    @property
     def series(self) -> str:
         """What an affine fit takes as one kernel: the class, and for a GEMM what makes its inner loop."""
         if self.is_one_of_several:

@@ -45,7 +45,8 @@ class TimingModel:
         if isinstance(program, NotBuildableError) or row.unit != MICROSECONDS:
             return None
         own = replace(parameters, **BOXES.get(row.box, {}))
-        return _predict(program.text, own, self._events_enough, row.is_one_of_several)
+        loads = True if row.is_from_elf else None
+        return _predict(program.text, own, self._events_enough, not row.is_one_of_several, loads)
 
     def __call__(self, row: Measurement, values: Mapping[str, float]) -> float | None:
         """Microseconds with these values of parameters; None where `prediction` is."""
@@ -54,8 +55,10 @@ class TimingModel:
 
 
 @cache
-def _predict(text: str, parameters: Parameters, events_enough: int, one_of_several: bool) -> Prediction:
-    return _timed(text, events_enough).predict(parameters, one_of_several)
+def _predict(
+    text: str, parameters: Parameters, events_enough: int, dispatched: bool, loads: bool | None
+) -> Prediction:
+    return _timed(text, events_enough).predict(parameters, dispatched, loads)
 
 
 @cache

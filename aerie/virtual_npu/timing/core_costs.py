@@ -177,6 +177,24 @@ def _native_product(call: _Call) -> CoreWork:
     return _product(call, block_rows=4)
 
 
+def _transposed_product(call: _Call) -> CoreWork:
+    """A product whose inner loop also transposes the blocks of b that it loads."""
+    a, b, c = (size.elements for size in call.sizes[:3])
+    pairs = math.ceil(product_macs(a, b, c) // b / 16)
+    return _product(call) + call.mixed(1, 1.5, 0).times(pairs)
+
+
+def _softmax(call: _Call) -> CoreWork:
+    """mlir-air attn_npu2.cc: per 16 scores the maximum (1), less the row's maximum (3), its bounds (1), exp2
+    with two conversions (4), the sum (1.5); per row two sums over lanes and two factors to spread."""
+    rows = call.sizes[-1].elements
+    return call.mixed(0, 10.5, 1) + CoreWork(cost(special_cycles=2, kernel_op_cycles=8)).times(rows)
+
+
+def _rescaled(call: _Call) -> CoreWork:
+    return call.mixed(1, 2, 0) + CoreWork(cost(kernel_op_cycles=4)).times(call.sizes[0].elements)
+
+
 def _matvec(call: _Call) -> CoreWork:
     """A load of the weight, one of x and a product for each vector of 32; a sum over lanes for each row."""
     weights, out = call.sizes[0], call.sizes[-1]
@@ -201,7 +219,7 @@ def _unpacked(call: _Call) -> CoreWork:
 
 
 def _cleared(call: _Call) -> CoreWork:
-    return CoreWork(cost(call.sizes[0].elements * 583 / 2048))
+    return CoreWork(cost(call.sizes[0].elements * call.sizes[0].bits / 8 * 583 / 8192))
 
 
 def _nothing(call: _Call) -> CoreWork:  # noqa: ARG001 - all costs take a call
@@ -230,9 +248,19 @@ KERNEL_COSTS: tuple[tuple[str, str, int, _Work], ...] = (
     ("matvec_vectorized|matvec_piece", "rows times x", 3, _matvec),
     ("matvec_blocks", "4 or 8 bit blocks times x", 1, _blocks),
     ("unpack_blocks", "4 or 8 bit blocks to bf16", 2, _unpacked),
-    (".*zero_", "583 cycles for 2048 elements (trace of vegah/Npu-Embeddings)", 1, _cleared),
+    (".*zero_", "583 cycles for 8192 bytes (trace of vegah/Npu-Embeddings)", 1, _cleared),
     ("narrow_f32_bf16", "a load, a conversion, a store", 2, lambda call: call.mixed(0, 2, 0)),
     ("transpose_blocks", "2 loads, shuffles, stores for an 8x8 block", 1, lambda c: c.mixed(0, 1.5, 0)),
+    ("fused_softmax", "two passes for 32 elements at once; two sums over lanes for each row", 4, _softmax),
+    ("mul_r_gp", "a product for each 32 elements; each row's factor is spread over them", 2, _rescaled),
+    ("copy_tile|add_gp_g", "one pass", 2, lambda call: call.mixed(0, 2, 0)),
+    ("apply_causal_mask", "one pass over a block of stores", 1, lambda call: call.mixed(0, 0.5, 0)),
+    (
+        "matmul_transposed_b",
+        "a b^T; b is transposed again for each two rows of blocks",
+        3,
+        _transposed_product,
+    ),
     ("(.*_)?(matmul|gemm|mm)_4x8x8", "a b by mmul 4x8x8", 3, _native_product),
     ("(.*_)?(matmul|gemm|mm)_", "a b", 3, _product),
 )

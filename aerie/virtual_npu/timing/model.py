@@ -45,16 +45,22 @@ class TimedProgram:
             _check_runs_once(launch)
         self._graphs: list[LaunchGraph] = []
 
-    def predict(self, parameters: Parameters = DEFAULT, one_of_several: bool = False) -> Prediction:
+    def predict(
+        self, parameters: Parameters = DEFAULT, dispatched: bool = True, loads: bool | None = None
+    ) -> Prediction:
         """The predicted time of one execution, launch by launch. The events of a launch are found once, and
-        then replayed. one_of_several: what the launches add to a program that has others too. Raises
-        TimingError for a program that the model cannot follow."""
+        then replayed.
+
+        dispatched: the host starts the program with its first launch; otherwise the launches follow others.
+        loads: each launch loads its design, as launches of an ELF do. None: if there are several, since they
+        replace each other's. Raises TimingError for a program that the model cannot follow.
+        """
         if not self._graphs:
             bodies = Bodies(self._module)
             self._graphs = [LaunchGraph(launch, bodies, self._events_enough) for launch in self._launches]
-        alone = len(self._graphs) == 1 and not one_of_several
-        first = None if one_of_several else self._graphs[0]
-        return Prediction(tuple(graph.predict(parameters, graph is first, alone) for graph in self._graphs))
+        loads = len(self._graphs) > 1 if loads is None else loads
+        first = self._graphs[0] if dispatched else None
+        return Prediction(tuple(graph.predict(parameters, graph is first, loads) for graph in self._graphs))
 
 
 def predict(text: str, parameters: Parameters = DEFAULT, filename: str = "<input>") -> Prediction:
@@ -88,10 +94,10 @@ class LaunchGraph:
         self._ddr_bytes, self._macs, self._scale = events.ddr_bytes, events.macs, events.scale
         self._graph = Graph(events.events, [*events.resources.values()], events.halfway)
 
-    def predict(self, parameters: Parameters, is_first: bool, alone: bool) -> LaunchPrediction:
-        """The launch with these parameters. is_first: the host starts the program with it. alone: the program
-        has no other, so that the array has its design from the run before."""
-        start_us = is_first * parameters.dispatch_us + (not alone) * self._locks * parameters.load_us
+    def predict(self, parameters: Parameters, is_first: bool, loads: bool) -> LaunchPrediction:
+        """The launch with these parameters. is_first: the host starts the program with it. loads: its design
+        is loaded before."""
+        start_us = is_first * parameters.dispatch_us + loads * self._locks * parameters.load_us
         result = self._graph.replay(parameters)
         if result.done < len(self._graph):
             raise TimingError(
