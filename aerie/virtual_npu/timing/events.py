@@ -78,12 +78,15 @@ class LaunchEvents:
         self.launch, self.bodies, self._events_enough = launch, bodies, events_enough
         self.scale = 1.0
         """How many times as many iterations as were walked the loop of the cores has."""
+        self._weight = 1.0
+        """For how many iterations the one that is being walked stands."""
         self.halfway: list[Event] = []
-        """What the cores have done when half of the iterations that are walked are over."""
+        self.walked: list[Event] = []
+        """What the cores have done when half of the iterations that are walked are over, and all."""
         self._shortened: dict[Operation, int] = {}
         self.events: list[Event] = []
         self.resources: dict[object, Resource] = {}
-        self.macs = self.ddr_bytes = 0
+        self.macs = self.ddr_bytes = 0.0
         self._first = self._iterations = 0
         self._cores: dict[Core, CoreOrder] = {}
         self._herds: dict[HerdOp, str] = {}
@@ -134,7 +137,7 @@ class LaunchEvents:
             if op is None:
                 if scope.core is not None:
                     scope.core.work(step.work.cost)
-                    self.macs += step.work.macs
+                    self.macs += step.work.macs * self._weight
             elif isinstance(op, DmaMemcpyNdOp):
                 self._dma(op, scope)
             elif isinstance(op, ChannelTransferOp):
@@ -152,16 +155,26 @@ class LaunchEvents:
     def _loop(self, op: Operation, step: Step, scope: _Scope) -> None:
         variables = walked_trips(op, self.bodies, scope.known)
         inside = _Scope(scope.known, scope.core, scope.core_name, scope.herd, in_loop=True)
+        points = _points([trips for _, trips in variables])
         enough = self._shortened.get(op)
-        for number, values in enumerate(islice(_points([trips for _, trips in variables]), enough)):
-            if enough and 2 * number == enough and scope.core is not None and scope.core.last is not None:
-                self.halfway.append(scope.core.last)
+        self._weight = self.scale if enough else self._weight
+        for number, values in enumerate(islice(points, enough)):
+            if enough and 2 * number == enough:
+                self._mark(self.halfway, scope)
             for (variable, _), value in zip(variables, values, strict=True):
                 scope.known[variable] = value
             self._count_iteration()
             self._walk(step.bodies[0], inside)
             if scope.core is not None:
                 scope.core.work(ITERATION.cost)
+        if enough:
+            self._mark(self.walked, scope)
+            self._weight = 1.0
+
+    @staticmethod
+    def _mark(marks: list[Event], scope: _Scope) -> None:
+        if scope.core is not None and scope.core.last is not None:
+            marks.append(scope.core.last)
 
     def _branch(self, op: scf.IfOp | affine.IfOp, step: Step, scope: _Scope) -> None:
         """An arm; the first where data decides, which holds the transfers if only one does."""
@@ -295,7 +308,7 @@ class LaunchEvents:
         runs = max(1, event.nbytes // max(1, contiguous_bytes(side)))
         event.ddr_bytes += event.nbytes
         event.ddr_runs += runs
-        self.ddr_bytes += event.nbytes
+        self.ddr_bytes += event.nbytes * self._weight
 
     def _end(self, op: Operation, side: TransferSide, chain: tuple[object, ...], scope: _Scope) -> Resource:
         """The channel at one end of a transfer."""

@@ -92,7 +92,7 @@ class LaunchGraph:
         self._locks = events.locks()
         events.limit_shim()
         self._ddr_bytes, self._macs, self._scale = events.ddr_bytes, events.macs, events.scale
-        self._graph = Graph(events.events, [*events.resources.values()], events.halfway)
+        self._graph = Graph(events.events, [*events.resources.values()], (events.halfway, events.walked))
 
     def predict(self, parameters: Parameters, is_first: bool, loads: bool) -> LaunchPrediction:
         """The launch with these parameters. is_first: the host starts the program with it. loads: its design
@@ -114,10 +114,10 @@ class LaunchGraph:
     def _longer(self, result: Replay) -> float:
         """How many times as long as the replay the launch takes: iterations that were not walked take as long
         as those of the second half."""
-        if self._scale == 1 or not result.halfway:
-            return self._scale
-        second_half = 1 - result.halfway / result.cycles
-        return 1 + (self._scale - 1) * 2 * second_half
+        if self._scale == 1:
+            return 1.0
+        halfway, walked = result.marks
+        return 1 + (self._scale - 1) * 2 * (walked - halfway) / result.cycles
 
     def _summary(self, result: Replay, parameters: Parameters, start_us: float) -> LaunchPrediction:
         scale = self._points / self._chosen * self._scale
@@ -135,8 +135,8 @@ class LaunchGraph:
             limited_by=max(path, key=lambda kind: path[kind]),
             path_us=dict(sorted(path.items(), key=lambda item: -item[1])),
             parts=tuple(parts),
-            ddr_bytes=int(self._ddr_bytes * scale),
-            macs=int(self._macs * scale),
+            ddr_bytes=round(self._ddr_bytes * self._points / self._chosen),
+            macs=round(self._macs * self._points / self._chosen),
             points=self._points,
             simulated_points=self._chosen,
         )

@@ -62,15 +62,15 @@ class Event:
 
 
 class Graph:
-    """The events of a launch as columns of numbers. halfway: events whose end `Replay.halfway` tells."""
+    """The events of a launch as columns of numbers. marks: events whose end `Replay.marks` tells."""
 
     def __init__(
-        self, events: Sequence[Event], resources: Sequence[Resource], halfway: Sequence[Event] = ()
+        self, events: Sequence[Event], resources: Sequence[Resource], marks: Sequence[Sequence[Event]] = ()
     ) -> None:
         self.resources = tuple(resources)
         numbers = {id(event): i for i, event in enumerate(events)}
         places = {id(resource): i for i, resource in enumerate(resources)}
-        self._halfway = [numbers[id(event)] for event in halfway]
+        self._marks = [[numbers[id(event)] for event in mark] for mark in marks]
         costs: dict[Cost, int] = {}
         occupied: dict[tuple[int, ...], int] = {}
         self._cost = np.array([costs.setdefault(event.cost, len(costs)) for event in events], np.int64)
@@ -128,9 +128,9 @@ class Graph:
                 busy[i] += float(time)
                 nbytes[i] += int(moved)
         cycles = order.end[order.last] if order.done else 0.0
-        halfway = max((order.end[event] for event in self._halfway), default=0.0)
+        marks = tuple(max((order.end[event] for event in mark), default=0.0) for mark in self._marks)
         path = self._path(order, overhead, kinds)
-        return Replay(cycles, path, order.done, tuple(busy), tuple(nbytes), halfway)
+        return Replay(cycles, path, order.done, tuple(busy), tuple(nbytes), marks)
 
     def _path(self, order: _Order, overhead: Numbers, kinds: Sequence[str]) -> dict[str, float]:
         """The longest chain, backwards from the last event: the cycles in which each kind holds it up."""
@@ -260,12 +260,12 @@ class _Order:
 class Replay:
     """The outcome. cycles: the end of the last event. path: cycles of the longest chain by kind. done: how
     many events took place; fewer than there are if some wait for each other. busy, nbytes: by resource, the
-    cycles in which it works and what passes through it. halfway: when the last of the graph's halfway events
-    ended, 0 if it has none."""
+    cycles in which it works and what passes through it. marks: when the last event of each of the graph's
+    marks ended."""
 
     cycles: float
     path: dict[str, float]
     done: int
     busy: tuple[float, ...]
     nbytes: tuple[int, ...]
-    halfway: float
+    marks: tuple[float, ...]
