@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, Channel, Index, Kernel, Role, bf16, i32
 from aerie.kernel_builder.spec import KernelModule, require_multiple
-from aerie.kernel_builder.values import ExternalFunction
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction
 
 HEADS_AT_ONCE, TILES, STAGES, TILE = 2, 4, 4, 64
 """Of a point of the launch: heads, tiles of queries, stages; rows of queries, or keys, or of head_dim."""
@@ -40,8 +40,8 @@ def build_board_attention(
 ) -> KernelModule:
     """q and out (n_heads, lq, head_dim), k and v (n_kv_heads, lk, head_dim) bf16. A point computes TILE
     columns of the result. Raises IllegalShapeError."""
-    for name, extent, tile in (("lq", lq, GROUP), ("lk", lk, GROUP), ("head_dim", head_dim, TILE)):
-        require_multiple("board_attention", name, extent, tile, "the tiles of all cores")
+    for name, extent, piece in (("lq", lq, GROUP), ("lk", lk, GROUP), ("head_dim", head_dim, TILE)):
+        require_multiple("board_attention", name, extent, piece, "the tiles of all cores")
     require_multiple("board_attention", "n_heads", n_heads, HEADS_AT_ONCE, "heads at once")
     kernel, group = Kernel("board_attention"), n_heads // n_kv_heads
     q = kernel.argument("q", (n_heads, lq, head_dim), bf16, Role.INPUT)
@@ -74,7 +74,7 @@ def build_board_attention(
 def _functions(kernel: Kernel) -> dict[str, ExternalFunction]:
     """Upstream's functions, by what they do."""
     tile, rows = L1((TILE, TILE), bf16), L1((TILE,), bf16)
-    kinds = {
+    kinds: dict[str, tuple[str, list[ArgumentType]]] = {
         "clear": ("zero_fill_g_bf16", [tile]),
         "copy": ("copy_tile", [tile, tile]),
         "scores": ("matmul_transposed_b_bf16", [tile, tile, tile]),

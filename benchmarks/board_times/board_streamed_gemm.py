@@ -13,8 +13,8 @@ from benchmarks.board_times.board_gemm import BLOCK, BoardGemm
 
 def build_streamed_gemm(m: int, k: int, n: int, how: BoardGemm) -> KernelModule:
     """a (m, k) and b (k, n) bf16, b stored tile by tile, c (m, n) of `how.out`. Raises IllegalShapeError."""
-    for name, extent, tile in (("m", m, how.l2_m), ("k", k, how.tile_k_l1), ("n", n, how.l2_n)):
-        require_multiple("streamed_gemm", name, extent, tile, "the tiles of all cores")
+    for name, extent, piece in (("m", m, how.l2_m), ("k", k, how.tile_k_l1), ("n", n, how.l2_n)):
+        require_multiple("streamed_gemm", name, extent, piece, "the tiles of all cores")
     kernel = Kernel("streamed_gemm")
     of_a, of_b, of_c = (how.tile_m, how.tile_k_l1), (how.tile_k_l1, how.tile_n), (how.tile_m, how.tile_n)
     a = kernel.argument("a", (m, k), bf16, Role.INPUT)

@@ -437,7 +437,7 @@ def test_the_command_says_that_it_predicts(tmp_path: Path, capsys: pytest.Captur
     text = capsys.readouterr().out
     assert "npu2 at 1.57 GHz" in text
     assert NOTE in text
-    assert re.search(r"made_up\s+[\d.]+\s+x 2.2\s+core", text)
+    assert re.search(r"made_up\s+[\d.]+\s+x 1.3\s+core", text)
 
 
 def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
