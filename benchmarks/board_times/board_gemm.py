@@ -45,15 +45,25 @@ class BoardGemm:
         """Columns of c that all cores compute."""
         return self.tile_n * self.cores[1 if self.m_by_columns else 0]
 
+    def first_row(self, core: tuple[Index, Index]) -> Index:
+        """A core's first row in L2."""
+        return core[0 if self.m_by_columns else 1] * self.tile_m
+
+    def tile_of_n(self, core: tuple[Index, Index]) -> Index:
+        """The number of a core's tile along n."""
+        return core[1 if self.m_by_columns else 0]
+
+    def first_column(self, core: tuple[Index, Index]) -> Index:
+        """A core's first column in L2."""
+        return self.tile_of_n(core) * self.tile_n
+
     def rows(self, core: tuple[Index, Index]) -> slice:
         """A core's rows in L2."""
-        first = core[0 if self.m_by_columns else 1] * self.tile_m
-        return slice(first, first + self.tile_m)
+        return slice(self.first_row(core), self.first_row(core) + self.tile_m)
 
     def columns(self, core: tuple[Index, Index]) -> slice:
         """A core's columns in L2."""
-        first = core[1 if self.m_by_columns else 0] * self.tile_n
-        return slice(first, first + self.tile_n)
+        return slice(self.first_column(core), self.first_column(core) + self.tile_n)
 
 
 def build_board_gemm(m: int, k: int, n: int, how: BoardGemm) -> KernelModule:

@@ -17,6 +17,8 @@ from aerie.common.errors import UserError
 DATA = Path(__file__).with_name("measurements.tsv")
 FIT, TEST, LEFT_OUT = ROLES = ("fit", "test", "left out")
 MICROSECONDS, CYCLES = UNITS = ("us", "cycles")
+IN_SITU = "ELF in situ"
+"""Of a variant: half of what a program of four equal launches takes more than one of two."""
 COLUMNS = (
     *("class", "variant", "shape", "tiles", "cores", "dtypes", "numerics"),
     *("value", "unit", "box", "source", "role", "reason"),
@@ -50,8 +52,20 @@ class Measurement:
         return " ".join(part for part in (self.kernel, self.variant, self.shape_text, tiles, cores) if part)
 
     @property
+    def is_one_of_several(self) -> bool:
+        """Whether it is what a launch adds to a program of several, and no program's time."""
+        return IN_SITU in self.variant
+
+    @property
+    def is_from_elf(self) -> bool:
+        """Whether each launch loaded its design: several in an ELF, and attention (attn_npu2.py)."""
+        return self.is_one_of_several or self.kernel == "flash_attention"
+
+    @property
     def series(self) -> str:
         """What an affine fit takes as one kernel: the class, and for a GEMM what makes its inner loop."""
+        if self.is_one_of_several:
+            return f"{self.kernel} {IN_SITU}"
         return f"{self.kernel} {self.variant.split(',')[0]}" if "gemm" in self.kernel else self.kernel
 
 

@@ -44,7 +44,9 @@ class TimingModel:
         program = self.program(row)
         if isinstance(program, NotBuildableError) or row.unit != MICROSECONDS:
             return None
-        return _predict(program.text, replace(parameters, **BOXES.get(row.box, {})), self._events_enough)
+        own = replace(parameters, **BOXES.get(row.box, {}))
+        loads = True if row.is_from_elf else None
+        return _predict(program.text, own, self._events_enough, not row.is_one_of_several, loads)
 
     def __call__(self, row: Measurement, values: Mapping[str, float]) -> float | None:
         """Microseconds with these values of parameters; None where `prediction` is."""
@@ -53,8 +55,10 @@ class TimingModel:
 
 
 @cache
-def _predict(text: str, parameters: Parameters, events_enough: int) -> Prediction:
-    return _timed(text, events_enough).predict(parameters)
+def _predict(
+    text: str, parameters: Parameters, events_enough: int, dispatched: bool, loads: bool | None
+) -> Prediction:
+    return _timed(text, events_enough).predict(parameters, dispatched, loads)
 
 
 @cache

@@ -14,10 +14,8 @@ from aerie.kernel_builder.arguments import Argument, ArgumentTable, DType, Illeg
 from aerie.kernel_builder.dsl import Role, bf16, f32
 from aerie.kernel_builder.kernels import (
     eltwise_add,
-    flash_attention,
     gemm,
     gemv,
-    narrow,
     rope,
     swiglu,
 )
@@ -25,9 +23,12 @@ from aerie.kernel_builder.spec import KernelModule
 from aerie.multi_launch_builder import Stitcher
 from aerie.multi_launch_builder.program_store import load_programs
 from aerie.multi_launch_builder.shapes import LLAMA_3_2_1B
+from benchmarks.board_times.board_attention import build_board_attention
+from benchmarks.board_times.board_cast import build_board_cast
 from benchmarks.board_times.board_gemm import BoardGemm, build_board_gemm
 from benchmarks.board_times.board_gemv import build_board_gemv
 from benchmarks.board_times.board_rms_norm import build_board_rms_norm
+from benchmarks.board_times.board_streamed_gemm import build_streamed_gemm
 from benchmarks.board_times.gelu import build_gelu
 from benchmarks.board_times.measurements import Measurement
 
@@ -135,7 +136,7 @@ def _product(row: Measurement, out: DType) -> BoardProgram:
         block_rows=4 if native else 8,
         out=out,
     )
-    return _plain(build_board_gemm(m, k, n, how))
+    return _plain((build_board_gemm if of_registry else build_streamed_gemm)(m, k, n, how))
 
 
 def _with_cast(row: Measurement) -> str:
@@ -147,16 +148,15 @@ def _with_cast(row: Measurement) -> str:
     stitcher.add(
         _product(row, f32).text, {"a": "a", "b": "b", "c": "sums"}, label="product", argument_names="abc"
     )
-    stitcher.add(narrow.build(m, n).module, {"x": "sums", "out": "c"}, label="cast")
+    stitcher.add(build_board_cast(m, n).module, {"x": "sums", "out": "c"}, label="cast")
     return str(stitcher.finish())
 
 
 def _flash_attention(row: Measurement) -> BoardProgram:
-    shape: dict[str, Any] = {
-        name: row.shape[name] for name in ("lq", "lk", "n_heads", "n_kv_heads", "head_dim")
-    }
-    module = flash_attention.build(**shape, causal=row.variant == "causal")
-    return _plain(module, "our tiles: upstream's query tile of 64 rows does not fit beside ours")
+    if not row.tiles:
+        raise NotBuildableError("its tiles are not published, or it skips masked blocks")
+    shape = {name: row.shape[name] for name in ("lq", "lk", "n_heads", "n_kv_heads", "head_dim")}
+    return _plain(build_board_attention(**shape, causal=row.variant == "causal"))
 
 
 def _llama_program(row: Measurement) -> BoardProgram:

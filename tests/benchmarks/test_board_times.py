@@ -222,6 +222,7 @@ def test_every_class_is_built_or_says_why_not() -> None:
 REFUSED = {
     ("gemm_bf16", "it rounds c to bf16 after each L2 tile of K; our GEMM keeps f32 sums"): 16,
     ("gemm_bf16", "its tiles are not published"): 4,
+    ("flash_attention", "its tiles are not published, or it skips masked blocks"): 4,
     ("program", "several launches whose tiles are not published"): 12,
     ("eltwise_add", "our eltwise_add has one row of cores, this one 2x4"): 1,
     ("silu_mul", "our silu_mul has one row of cores, this one 2x4"): 1,
@@ -278,6 +279,17 @@ def test_a_box_has_the_parameters_that_its_owner_published() -> None:
     more = models.BOXES["STX-EMB"]["dispatch_us"] - DEFAULT.dispatch_us
     assert at_home is not None
     assert elsewhere == pytest.approx(at_home + more, abs=1)
+
+
+def test_a_launch_in_situ_is_loaded_and_not_dispatched() -> None:
+    row = next(row for row in ROWS if row.kernel == "eltwise_add" and row.is_one_of_several)
+    model = models.TimingModel(100)
+    alone, in_situ = model(replace(row, variant="vector"), {}), model(row, {})
+    assert alone is not None
+    assert in_situ is not None
+    locks = 8 * 3 * 2 * 2
+    assert in_situ - alone == pytest.approx(locks * DEFAULT.load_us - DEFAULT.dispatch_us)
+    assert row.series != replace(row, variant="vector").series
 
 
 @pytest.mark.parametrize("box", models.BOXES)

@@ -49,6 +49,11 @@ ITEM = ComparisonItem("kernel", "narrow", 1)
 OTHER = ComparisonItem("kernel", "eltwise_add", 3)
 
 
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The head of a file of times, then its entries."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_a_comparison(programs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--backend", "virtual", "--cache-dir", str(programs), "--out", str(tmp_path)]
     assert main(["compare", "narrow[1]", *arguments]) == 0
@@ -60,8 +65,7 @@ def test_a_comparison(programs: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     record = json.loads((tmp_path / "compare.json").read_text())
     assert (record["backend"], record["right"], len(record["items"])) == ("virtual", True, 1)
     assert (tmp_path / "logs" / "kernel-narrow-1.log").is_file()
-    written = json.loads((tmp_path / "times.json").read_text())
-    (timed,) = written["programs"]
+    written, timed = _lines(tmp_path / "times.jsonl")
     assert (written["backend"], timed["name"], timed["status"]) == ("virtual", "narrow[1]", "same")
     assert len(timed["measured_us"]) == TIMED_RUNS
     assert min(timed["measured_us"]) <= timed["median_us"] <= max(timed["measured_us"])
@@ -76,31 +80,30 @@ def test_a_program_without_a_prediction_is_recorded(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(times, "predict", refuse)
     times._prediction.cache_clear()
     outcome = ItemOutcome(ITEM, ItemStatus.SAME, times_us=(3.0, 1.0, 2.0))
-    file = times.TimesFile("npu", tmp_path / "times.json")
+    file = times.TimesFile("npu", tmp_path / "times.jsonl")
     file.add(outcome)
     file.add(ItemOutcome(OTHER, ItemStatus.FAILED))
     times._prediction.cache_clear()
-    (entry,) = json.loads((tmp_path / "times.json").read_text())["programs"]
+    _, entry = _lines(tmp_path / "times.jsonl")
     assert (entry["median_us"], entry["predicted_us"]) == (2.0, None)
     assert entry["not_predicted"] == "narrow[1] has no air.launch"
 
 
 def test_the_file_of_times_is_complete_after_each_item(tmp_path: Path) -> None:
-    path, count = tmp_path / "times.json", 3
+    path, count = tmp_path / "times.jsonl", 3
     file = times.TimesFile("npu", path)
     file.add(ItemOutcome(OTHER, ItemStatus.FAILED))
-    assert json.loads(path.read_text())["programs"] == []
+    assert len(_lines(path)) == 1
     for i in range(1, count + 1):
         file.add(ItemOutcome(ITEM, ItemStatus.SAME, times_us=(float(i),)))
-        assert [each["median_us"] for each in json.loads(path.read_text())["programs"]] == [*range(1, i + 1)]
-    assert len(path.read_text().splitlines()) == count + 2
+        assert [each["median_us"] for each in _lines(path)[1:]] == [*range(1, i + 1)]
 
 
 def test_a_file_of_times_that_went_away(tmp_path: Path) -> None:
-    file = times.TimesFile("npu", tmp_path / "times.json")
+    file = times.TimesFile("npu", tmp_path / "times.jsonl")
     file.add(ItemOutcome(OTHER, ItemStatus.FAILED))
-    (tmp_path / "times.json").unlink()
-    with pytest.raises(UserError, match=r"cannot write .*times.json .*; name another folder with --out"):
+    (tmp_path / "times.jsonl").unlink()
+    with pytest.raises(UserError, match=r"cannot write .*times.jsonl .*; name another folder with --out"):
         file.add(ItemOutcome(ITEM, ItemStatus.SAME, times_us=(1.0,)))
 
 

@@ -13,6 +13,7 @@ from aerie.kernel_builder.kernels import all_kernels
 from aerie.multi_launch_builder.builder import build_kernel
 from aerie.multi_launch_builder.program import LaunchPlan
 from aerie.virtual_npu.__main__ import main
+from aerie.virtual_npu.errors import OptionError
 from aerie.virtual_npu.timing import DEFAULT, calibration, predict
 from aerie.virtual_npu.timing.calibration import (
     calibrate,
@@ -39,14 +40,18 @@ def _record(backend: str = "npu", **changes: Any) -> dict[str, Any]:
         {"name": name, "text": text, "measured_us": 3 * [predict(text, BOARD).total_us]}
         for name, text in TEXTS.items()
     ]
-    return {"format": 1, "backend": backend, "programs": programs, **changes}
+    return {"format": 2, "backend": backend, "programs": programs, **changes}
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Any:
     def write(record: Any) -> Path:
-        path = tmp_path / "times.json"
-        path.write_text(record if isinstance(record, str) else json.dumps(record))
+        path = tmp_path / "times.jsonl"
+        lines = [record]
+        if isinstance(record, dict) and "programs" in record:
+            lines = [{key: value for key, value in record.items() if key != "programs"}, *record["programs"]]
+        written = "".join(f"{json.dumps(line)}\n" for line in lines)
+        path.write_text(record if isinstance(record, str) else written)
         return path
 
     return write
@@ -76,7 +81,7 @@ def test_the_command_writes_parameters_that_predict(
     assert main(["time", "--calibrate", str(write(_record()))]) == 0
     printed = capsys.readouterr().out
     assert "measured on the board, and predicted" in printed
-    assert "2 programs for 22 parameters" in printed
+    assert "2 programs for 23 parameters" in printed
 
 
 def test_a_program_that_cannot_be_followed_is_left_out(write: Any) -> None:
@@ -85,6 +90,16 @@ def test_a_program_that_cannot_be_followed_is_left_out(write: Any) -> None:
     found = calibrate(read_measured(write(record)), lambda _: None)
     assert set(found.left_out) == {"empty"}
     assert "has no air.launch" in found.left_out["empty"]
+
+
+def test_a_line_that_a_crash_cut_short_loses_no_other(write: Any) -> None:
+    path = write(_record())
+    whole = path.read_text()
+    path.write_text(whole + whole.splitlines()[-1][:100])
+    assert [one.name for one in read_measured(path)] == list(TEXTS)
+    path.write_text(whole + "{\n")
+    with pytest.raises(OptionError, match="is no JSON: give a file that Aerie wrote"):
+        read_measured(path)
 
 
 def test_a_program_with_wrong_results_is_left_out(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,20 +114,20 @@ def test_a_program_with_wrong_results_is_left_out(write: Any, monkeypatch: pytes
     }
 
 
-EMPTY = {"format": 1, "backend": "npu", "programs": [{"name": "a", "text": "module {}", "measured_us": [1]}]}
+EMPTY = {"format": 2, "backend": "npu", "programs": [{"name": "a", "text": "module {}", "measured_us": [1]}]}
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
         ("{", "is no JSON: give a file that Aerie wrote"),
-        ([], "has format 'None', and 1 is what is read here"),
-        ({"format": 2}, "has format '2', and 1 is what is read here"),
-        ({"format": 1, "backend": "virtual"}, "has times of the backend 'virtual', not of 'npu'"),
-        ({"format": 1, "backend": "npu", "programs": []}, "has no programs"),
-        ({"format": 1, "backend": "npu", "programs": [{"name": "a"}]}, "program 0 is no name, text and"),
+        ([], "has format 'None', and 2 is what is read here"),
+        ({"format": 1}, "has format '1', and 2 is what is read here"),
+        ({"format": 2, "backend": "virtual"}, "has times of the backend 'virtual', not of 'npu'"),
+        ({"format": 2, "backend": "npu", "programs": []}, "has no programs"),
+        ({"format": 2, "backend": "npu", "programs": [{"name": "a"}]}, "program 0 is no name, text and"),
         (
-            {"format": 1, "backend": "npu", "programs": [{"name": "a", "text": "", "measured_us": [0]}]},
+            {"format": 2, "backend": "npu", "programs": [{"name": "a", "text": "", "measured_us": [0]}]},
             "a list of positive numbers",
         ),
         (EMPTY, "none of these programs can be fitted to; the first: "),

@@ -1,4 +1,4 @@
-"""Measured times of a board beside predicted ones, in one file to send.
+"""Measured times of a board beside predicted ones, in one file to send: a line of JSON for each program.
 
 `aerie vnpu time --calibrate FILE` refits the timing model to it.
 """
@@ -17,47 +17,41 @@ from aerie.common.errors import ProgramError, UserError
 from aerie.multi_launch_builder.builder import build_program
 from aerie.verify.report import write_report
 from aerie.virtual_npu.timing import NOTE, predict
-from aerie.virtual_npu.timing.calibration import FORMAT
+from aerie.virtual_npu.timing.calibration import MEASURED_FORMAT
 
-NAME = "times.json"
-
-
-TAIL = b"\n]}\n"
-"""The end of the file, which an entry is written over."""
+NAME = "times.jsonl"
 
 
 class TimesFile:
-    """The file, complete after each item, whose entry is written once: texts of programs take megabytes.
-    The first item makes it.
+    """The file: a first line about all, then one for each item that ran, on the disk before the next runs. So
+    a crash costs no line that was there. The first item makes the file anew.
 
     Raises UserError if it cannot be written.
     """
 
     def __init__(self, backend: str, path: Path) -> None:
         note = f"measured_us: on the host's clock; predicted_us: {NOTE}"
-        self._path, self._separator = path, ""
-        self._head = json.dumps({"format": FORMAT, "backend": backend, "note": note, "programs": []})[:-2]
-        self._end = 0
+        self._path, self._exists = path, False
+        self._head = json.dumps({"format": MEASURED_FORMAT, "backend": backend, "note": note}) + "\n"
 
     def add(self, outcome: ItemOutcome) -> None:
-        """Write the entry of an item, if it ran."""
-        if not self._end:
-            write_report(self._path, self._head + TAIL.decode())
-            self._end = len(self._head.encode())
+        """Write the line of an item, if it ran."""
+        if not self._exists:
+            write_report(self._path, self._head)
+            self._exists = True
         if not outcome.times_us:
             return
-        entry = f"{self._separator}\n{json.dumps(_entry(outcome), allow_nan=False)}".encode()
+        line = json.dumps(_entry(outcome), allow_nan=False) + "\n"
         try:
             with self._path.open("r+b") as file:
-                file.seek(self._end)
-                file.write(entry + TAIL)
+                file.seek(0, os.SEEK_END)
+                file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())  # the machine may not live on
         except OSError as error:
             raise UserError(
                 f"cannot write {self._path} ({error.strerror}); name another folder with --out"
             ) from None
-        self._end, self._separator = self._end + len(entry), ","
 
 
 def _entry(outcome: ItemOutcome) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from xdsl.dialects import affine, func, scf
 from xdsl.dialects.builtin import IndexType, ModuleOp
 from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
@@ -20,7 +21,8 @@ from aerie.common.errors import ProgramError
 from aerie.device.report import line_of
 from aerie.device.transfers import length
 from aerie.virtual_npu.timing.core_costs import CoreWork, operation_work
-from aerie.virtual_npu.timing.parameters import Parameters
+from aerie.virtual_npu.timing.costs import NOTHING, cost, prices
+from aerie.virtual_npu.timing.parameters import DEFAULT
 
 LOOPS = ("scf.for", "scf.parallel", "scf.forall", "affine.for", "affine.parallel")
 BRANCHES = ("scf.if", "affine.if")
@@ -33,6 +35,7 @@ class TimingError(ProgramError):
 
 
 NO_WORK = CoreWork()
+ITERATION = CoreWork(cost(loop_cycles=1))
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,6 @@ class Bodies:
     """The steps of the blocks of a module."""
 
     module: ModuleOp
-    parameters: Parameters
     _steps: dict[Block, tuple[Step, ...]] = field(default_factory=dict)
     _work: dict[Operation, CoreWork | None] = field(default_factory=dict)
     _trips: dict[SSAValue, range] = field(default_factory=dict)
@@ -71,11 +73,11 @@ class Bodies:
             if fixed is not None:
                 work += fixed
                 continue
-            if work.cycles:
+            if work.cost != NOTHING:
                 steps.append(Step(None, work))
                 work = CoreWork()
             steps.append(self._step(op))
-        return [*steps, Step(None, work)] if work.cycles else steps
+        return [*steps, Step(None, work)] if work.cost != NOTHING else steps
 
     def _step(self, op: Operation) -> Step:
         if isinstance(op, HierarchyOp):
@@ -95,7 +97,7 @@ class Bodies:
             return None
         regions = self._called(op)
         if not regions or op.name.startswith("linalg."):
-            return operation_work(op, self.parameters)
+            return operation_work(op)
         bodies = [self._body_work(block) for region in regions for block in region.blocks]
         known = [body for body in bodies if body is not None]
         if len(known) < len(bodies):
@@ -124,15 +126,16 @@ class Bodies:
             if trips is None:
                 return None
             count *= length(trips)
-        return (body + CoreWork(self.parameters.loop_cycles)).times(count)
+        return (body + ITERATION).times(count)
 
     def _branch_work(self, op: Operation, bodies: list[CoreWork]) -> CoreWork | None:
         """The longer arm where data decides; None where indices do, which are known when the op is walked."""
-        if max(bodies).cycles == 0:
-            return CoreWork()
+        longest = max(bodies, key=_usual_cycles)
+        if longest.cost == NOTHING:
+            return longest
         values = op.operands if op.name == "affine.if" else _compared(op.operands[0])
         by_index = all(isinstance(value.type, IndexType) for value in values)
-        return None if by_index else max(bodies)
+        return None if by_index else longest
 
     def _called(self, op: Operation) -> Sequence[Region]:
         """The regions of an operation; for a call, those of a function of this module."""
@@ -164,6 +167,11 @@ class Bodies:
     def _number(self, term: Term, known: Known) -> int | None:
         values: Mapping[SSAValue, int | None] = {v: constant_int(v, known) for v in operand_values(term)}
         return NUMBERS.term(term, values)
+
+
+def _usual_cycles(work: CoreWork) -> float:
+    """With the table's parameters."""
+    return float(np.dot(work.cost, prices(DEFAULT)))
 
 
 def _compared(condition: SSAValue) -> Sequence[SSAValue]:

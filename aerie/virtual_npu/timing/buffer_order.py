@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import SSAValue
 
+from aerie.virtual_npu.timing.costs import NOTHING, Cost, cost, total
 from aerie.virtual_npu.timing.replay import Event, Resource
+
+LOCK = cost(lock_cycles=1)
 
 
 @dataclass
@@ -39,44 +42,47 @@ class MemtileBuffer:
 class CoreOrder:
     """Where one core is: its last event, the work since then, and the transfers it must wait for.
 
-    add: makes the event of so many cycles of a resource.
+    add: makes an event of a resource.
     """
 
     resource: Resource
-    add: Callable[[list[Resource], float], Event]
-    lock_cycles: float
+    add: Callable[[list[Resource], Cost], Event]
     last: Event | None = None
-    pending: float = 0.0
+    pending: Cost = NOTHING
     waits: dict[object, Event] = field(default_factory=dict)
     arrivals: dict[SSAValue, Event | None] = field(default_factory=dict)
     """The core's event before it last took a buffer's data: from then on the half before that is free."""
     sent: dict[SSAValue, Event] = field(default_factory=dict)
 
+    def work(self, cost: Cost) -> None:
+        """Let the core work on."""
+        self.pending = total(self.pending, cost)
+
     def flush(self) -> Event | None:
         """The event of what the core has computed since its last; returns the last."""
-        if self.pending or self.waits:
+        if self.pending != NOTHING or self.waits:
             event = self.add([self.resource], self.pending)
             event.after(self.last)
             for transfer in self.waits.values():
                 event.after(transfer)
-            self.last, self.pending, self.waits = event, 0.0, {}
+            self.last, self.pending, self.waits = event, NOTHING, {}
         return self.last
 
     def receive(self, event: Event, buffer: SSAValue, in_loop: bool) -> None:
         """The core takes what a transfer brings; the transfer waits for room."""
-        if buffer in self.waits or self.pending:
+        if buffer in self.waits or self.pending != NOTHING:
             self.flush()
         if in_loop or buffer in self.arrivals:
             event.after(self.arrivals.get(buffer) if in_loop else self.last)
         self.arrivals[buffer] = self.last
         self.waits[buffer] = event
-        self.pending += self.lock_cycles
+        self.work(LOCK)
 
     def send(self, event: Event, buffer: SSAValue, in_loop: bool) -> None:
         """The core hands over what a transfer takes away; it goes on when the transfer before is done."""
         event.after(self.flush())
         before = self.sent.get(buffer) if in_loop else event
         self.sent[buffer] = event
-        self.pending += self.lock_cycles
+        self.work(LOCK)
         if before is not None:
             self.waits[("sent", buffer)] = before

@@ -20,8 +20,8 @@ from aerie.virtual_npu.timing.fit import fit, parameter_ranges
 from aerie.virtual_npu.timing.model import TimedProgram
 from aerie.virtual_npu.timing.parameters import DEFAULT, Parameters
 
-FORMAT = 1
-"""The version of the files that are read here, of measured times and of parameters."""
+FORMAT, MEASURED_FORMAT = 1, 2
+"""The versions of the files that are read here: of parameters, and of measured times."""
 MEASURED_ON = "npu"
 RIGHT = ("same", "near")
 """How a program ended whose results were those of the virtual NPU; others say nothing of its time."""
@@ -76,17 +76,19 @@ class Calibration:
 
 
 def read_measured(path: Path) -> list[MeasuredProgram]:
-    """The programs of a file that `make test-npu` wrote. Raises OptionError for anything else."""
-    record = _read_json(path)
-    if record.get("backend") != MEASURED_ON:
+    """The programs of a file that `make test-npu` wrote. A last line that a crash cut short is no program.
+    Raises OptionError for anything else."""
+    head, *lines = _read(path).splitlines(keepends=True) or [b""]
+    about = _parse(head, path, MEASURED_FORMAT)
+    if about.get("backend") != MEASURED_ON:
         raise OptionError(
-            f"{path} has times of the backend {str(record.get('backend'))[:40]!r}, not of {MEASURED_ON!r}; "
+            f"{path} has times of the backend {str(about.get('backend'))[:40]!r}, not of {MEASURED_ON!r}; "
             "only times of a board say anything of a board: give the file that make test-npu wrote"
         )
-    programs = record.get("programs")
-    if not isinstance(programs, list) or not programs:
+    whole = [line for line in lines if line.endswith(b"\n")]
+    if not whole:
         raise OptionError(f"{path} has no programs: give the file that make test-npu wrote")
-    return [_measured(one, number, path) for number, one in enumerate(programs)]
+    return [_measured(_load(line, path), number, path) for number, line in enumerate(whole)]
 
 
 def _measured(one: Any, number: int, path: Path) -> MeasuredProgram:
@@ -145,7 +147,7 @@ def parameters_to_json(parameters: Parameters) -> dict[str, object]:
 def read_parameters(path: Path) -> Parameters:
     """The parameters of a file that --out wrote. Raises OptionError for anything else, and for a value
     outside its range."""
-    values = _read_json(path).get("parameters")
+    values = _parse(_read(path), path, FORMAT).get("parameters")
     known = {each.name for each in fields(Parameters)}
     if not isinstance(values, dict) or not values:
         raise OptionError(f"{path} has no parameters: give a file that --calibrate ... --out FILE wrote")
@@ -159,19 +161,29 @@ def read_parameters(path: Path) -> Parameters:
     return replace(DEFAULT, **values)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise OptionError(f"{path} has more than {MAX_FILE_BYTES} bytes, so it is none of ours")
-        record = json.loads(path.read_bytes())
+        return path.read_bytes()
     except OSError as error:
         raise OptionError(f"{path} cannot be read ({error.strerror}): name another file") from None
+
+
+def _load(text: bytes, path: Path) -> Any:
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError):
         raise OptionError(f"{path} is no JSON: give a file that Aerie wrote") from None
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
+
+
+def _parse(text: bytes, path: Path, version: int) -> dict[str, Any]:
+    """An object of this version."""
+    record = _load(text, path)
+    if not isinstance(record, dict) or record.get("format") != version:
         found = record.get("format") if isinstance(record, dict) else None
         raise OptionError(
-            f"{path} has format {str(found)[:40]!r}, and {FORMAT} is what is read here: write the file anew "
+            f"{path} has format {str(found)[:40]!r}, and {version} is what is read here: write the file anew "
             "with this version"
         )
     return record

@@ -1,11 +1,11 @@
-"""What the operations of a core cost in cycles: vector operations by their bytes, products by their
+"""What the operations of a core cost: vector operations by their bytes, products by their
 multiply-accumulates, C++ kernels by name and by the sizes of their arguments."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from xdsl.dialects import func
@@ -14,22 +14,25 @@ from xdsl.ir import Attribute, Operation
 
 from aerie.air_dialect.effects import VIEWS
 from aerie.device.transfers import element_bits
-from aerie.virtual_npu.timing.parameters import Parameters
+from aerie.virtual_npu.timing.costs import NOTHING, Cost, cost, total
+
+VECTOR_BYTES = 64
+"""One load, store or vector operation handles so many: 512-bit registers of AIE2P (mlir-aie device model)."""
 
 
 class CoreWork(NamedTuple):
-    """Cycles of one core, and the multiply-accumulates in them."""
+    """What one core takes, and the multiply-accumulates in it."""
 
-    cycles: float = 0.0
+    cost: Cost = NOTHING
     macs: int = 0
 
     def __add__(self, other: tuple[object, ...]) -> CoreWork:
         assert isinstance(other, CoreWork)
-        return CoreWork(self.cycles + other.cycles, self.macs + other.macs)
+        return CoreWork(total(self.cost, other.cost), self.macs + other.macs)
 
     def times(self, count: int) -> CoreWork:
         """The work of so many repetitions."""
-        return CoreWork(self.cycles * count, self.macs * count)
+        return CoreWork(tuple(each * count for each in self.cost), self.macs * count)
 
 
 FREE = re.compile(
@@ -44,29 +47,29 @@ _MEMORY = re.compile(r"vector\.(transfer_read|transfer_write|load|store|maskedlo
 _PRODUCTS = ("vector.contract", "linalg.matmul", "linalg.batch_matmul", "linalg.matvec", "linalg.vecmat")
 
 
-def operation_work(op: Operation, parameters: Parameters) -> CoreWork:
+def operation_work(op: Operation) -> CoreWork:
     """The work of one operation without regions that a core executes."""
     if op.name in VIEWS or FREE.fullmatch(op.name):
         return CoreWork()
     if isinstance(op, func.CallOp):
-        return call_work(op, parameters)
+        return call_work(op)
     if op.name in _PRODUCTS or (op.name == "linalg.generic" and _is_product(op)):
-        return _product_work(op, parameters)
+        return _product_work(op)
     if op.name.startswith("linalg."):
-        return _linalg_work(op, parameters)
-    return CoreWork(_cycles(op, parameters))
+        return _linalg_work(op)
+    return CoreWork(_cost(op))
 
 
-def _cycles(op: Operation, parameters: Parameters) -> float:
+def _cost(op: Operation) -> Cost:
     widths = [nbytes for value in (*op.operands, *op.results) if (nbytes := _vector_bytes(value.type))]
     if not widths:
-        return parameters.special_cycles if _SPECIAL.match(op.name) else parameters.scalar_cycles
-    registers = math.ceil(max(widths) / parameters.vector_bytes)
+        return cost(special_cycles=1) if _SPECIAL.match(op.name) else cost(scalar_cycles=1)
+    registers = math.ceil(max(widths) / VECTOR_BYTES)
     if _SPECIAL.match(op.name):
-        return registers * parameters.special_cycles
-    return registers * (
-        parameters.vector_memory_cycles if _MEMORY.match(op.name) else parameters.vector_arithmetic_cycles
-    )
+        return cost(special_cycles=registers)
+    if _MEMORY.match(op.name):
+        return cost(vector_memory_cycles=registers)
+    return cost(vector_arithmetic_cycles=registers)
 
 
 def _vector_bytes(type_: Attribute) -> int:
@@ -102,23 +105,24 @@ def product_macs(a: int, b: int, c: int) -> int:
     return math.isqrt(a * b * c)
 
 
-def _product_work(op: Operation, parameters: Parameters) -> CoreWork:
+def _product_work(op: Operation) -> CoreWork:
     sizes = _operands(op)
     if len(sizes) < 3:
-        return CoreWork(_cycles(op, parameters))
-    a, b, c = sizes[:3]
-    macs = product_macs(a.elements, b.elements, c.elements)
-    return CoreWork(macs / _rate(a.bits, (a.elements, b.elements, c.elements), parameters), macs)
+        return CoreWork(_cost(op))
+    a, b, c = (size.elements for size in sizes[:3])
+    macs = product_macs(a, b, c)
+    return CoreWork(_text_product_cost(macs, sizes[0].bits, min(a, b, c)), macs)
 
 
-def _rate(bits: int, sizes: Sequence[int], parameters: Parameters) -> float:
-    """Multiply-accumulates in a cycle. A 4x8x8 block goes through the native unit, larger ones through block
-    floats (mlir-air's `--bf16-emulation`); f32 takes three passes of bf16."""
+def _text_product_cost(macs: int, bits: int, smallest: int) -> Cost:
+    """What so many multiply-accumulates take in a loop of the text, whose loads and stores count by
+    themselves. A 4x8x8 block goes through the native unit, larger ones through block floats (mlir-air's
+    `--bf16-emulation`); f32 takes three passes of bf16. smallest: elements of the smallest of the blocks."""
     if bits <= 8:
-        return parameters.int8_macs
+        return cost(int8_macs=macs)
     if bits > 16:
-        return parameters.native_macs / 3
-    return parameters.native_macs if min(sizes) <= 32 else parameters.bfp16_macs
+        return cost(native_macs=3 * macs)
+    return cost(native_macs=macs) if smallest <= 32 else cost(text_product_macs=macs)
 
 
 def _is_product(op: Operation) -> bool:
@@ -128,15 +132,18 @@ def _is_product(op: Operation) -> bool:
     return "reduction" in kinds and bool({"arith.mulf", "arith.muli"} & set(names))
 
 
-def _linalg_work(op: Operation, parameters: Parameters) -> CoreWork:
+def _linalg_work(op: Operation) -> CoreWork:
     sizes = _operands(op)
     nbytes = max((size.elements * size.bits // 8 for size in sizes), default=0)
     inside = [inner for region in op.regions for block in region.blocks for inner in block.ops]
     counted = [inner for inner in inside if not FREE.fullmatch(inner.name)]
     special = sum(_SPECIAL.match(inner.name) is not None for inner in counted)
-    plain = (len(counted) - special) * parameters.vector_arithmetic_cycles
-    each = plain + len(sizes) * parameters.vector_memory_cycles + special * parameters.special_cycles
-    return CoreWork(math.ceil(nbytes / parameters.vector_bytes) * each)
+    each = cost(
+        vector_arithmetic_cycles=len(counted) - special,
+        vector_memory_cycles=len(sizes),
+        special_cycles=special,
+    )
+    return CoreWork(each).times(math.ceil(nbytes / VECTOR_BYTES))
 
 
 # ---- C++ kernels ----
@@ -144,7 +151,6 @@ def _linalg_work(op: Operation, parameters: Parameters) -> CoreWork:
 
 class _Call(NamedTuple):
     sizes: list[_Operand]
-    parameters: Parameters
 
     def vectors(self, operand: int) -> int:
         """The vectors of 16 elements of an argument: those that a kernel of 16 lanes handles at once."""
@@ -152,28 +158,48 @@ class _Call(NamedTuple):
 
     def mixed(self, operand: int, plain: float, special: float) -> CoreWork:
         """So many plain and special operations for each vector of an argument."""
-        each = plain * self.parameters.kernel_op_cycles + special * self.parameters.special_cycles
-        return CoreWork(self.vectors(operand) * each)
+        return CoreWork(cost(kernel_op_cycles=plain, special_cycles=special)).times(self.vectors(operand))
 
 
-def _product(call: _Call) -> CoreWork:
+def _product(call: _Call, block_rows: int = 8) -> CoreWork:
+    """A C++ product: it holds 2x2 blocks of sums, multiplies all of k into them, and writes them back."""
     a, b, c = (size.elements for size in call.sizes[:3])
     macs = product_macs(a, b, c)
-    return CoreWork(macs / _rate(call.sizes[0].bits, (a, b, c), call.parameters), macs)
+    m, n = macs // b, macs // a
+    held = math.ceil(m / (2 * block_rows)) * math.ceil(n / 16)
+    bits = call.sizes[0].bits
+    price = "int8_macs" if bits <= 8 else "native_macs" if block_rows < 8 or bits > 16 else "bfp16_macs"
+    passes = 3 if bits > 16 else 1
+    return CoreWork(cost(product_block_cycles=held, **{price: passes * macs}), macs)
 
 
 def _native_product(call: _Call) -> CoreWork:
+    return _product(call, block_rows=4)
+
+
+def _transposed_product(call: _Call) -> CoreWork:
+    """A product whose inner loop also transposes the blocks of b that it loads."""
     a, b, c = (size.elements for size in call.sizes[:3])
-    macs = product_macs(a, b, c)
-    return CoreWork(macs / call.parameters.native_macs, macs)
+    pairs = math.ceil(product_macs(a, b, c) // b / 16)
+    return _product(call) + call.mixed(1, 1.5, 0).times(pairs)
+
+
+def _softmax(call: _Call) -> CoreWork:
+    """mlir-air attn_npu2.cc: per 16 scores the maximum (1), less the row's maximum (3), its bounds (1), exp2
+    with two conversions (4), the sum (1.5); per row two sums over lanes and two factors to spread."""
+    rows = call.sizes[-1].elements
+    return call.mixed(0, 10.5, 1) + CoreWork(cost(special_cycles=2, kernel_op_cycles=8)).times(rows)
+
+
+def _rescaled(call: _Call) -> CoreWork:
+    return call.mixed(1, 2, 0) + CoreWork(cost(kernel_op_cycles=4)).times(call.sizes[0].elements)
 
 
 def _matvec(call: _Call) -> CoreWork:
     """A load of the weight, one of x and a product for each vector of 32; a sum over lanes for each row."""
     weights, out = call.sizes[0], call.sizes[-1]
-    plain = math.ceil(weights.elements / 32) * 3 * call.parameters.kernel_op_cycles
-    sums = out.elements * call.parameters.special_cycles
-    return CoreWork(plain + sums, weights.elements)
+    plain = math.ceil(weights.elements / 32) * 3
+    return CoreWork(cost(kernel_op_cycles=plain, special_cycles=out.elements), weights.elements)
 
 
 BLOCK_WEIGHTS = 32 * 256
@@ -183,22 +209,26 @@ BLOCK_WEIGHTS = 32 * 256
 def _blocks(call: _Call) -> CoreWork:
     """16 bodies of 140 bundles for a block of 4 bits (mlir-air q4_k.h); 8 bits are taken for as dear."""
     blocks = call.sizes[0].elements // call.sizes[0].inner
-    return CoreWork(blocks * 16 * 140.0, blocks * BLOCK_WEIGHTS)
+    return CoreWork(cost(blocks * 16 * 140.0), blocks * BLOCK_WEIGHTS)
 
 
 def _unpacked(call: _Call) -> CoreWork:
     """1409 cycles for the weights of a block of 4 bits (mlir-air DFlashFeasibility); 8 bits are taken for as
     dear. The last buffer holds the weights of one call, which may be a part of its blocks."""
-    return CoreWork(call.sizes[-1].elements * 1409 / BLOCK_WEIGHTS)
+    return CoreWork(cost(call.sizes[-1].elements * 1409 / BLOCK_WEIGHTS))
+
+
+def _cleared(call: _Call) -> CoreWork:
+    return CoreWork(cost(call.sizes[0].elements * call.sizes[0].bits / 8 * 583 / 8192))
 
 
 def _nothing(call: _Call) -> CoreWork:  # noqa: ARG001 - all costs take a call
     return CoreWork()
 
 
-_Cost = Callable[[_Call], CoreWork]
+_Work = Callable[[_Call], CoreWork]
 
-KERNEL_COSTS: tuple[tuple[str, str, int, _Cost], ...] = (
+KERNEL_COSTS: tuple[tuple[str, str, int, _Work], ...] = (
     ("round_to_even", "sets a register", 0, _nothing),
     ("attn_(scores|added_scores|own_scores|seen_scores)", "q k^T", 3, _product),
     ("attn_values", "p v", 3, _product),
@@ -218,7 +248,19 @@ KERNEL_COSTS: tuple[tuple[str, str, int, _Cost], ...] = (
     ("matvec_vectorized|matvec_piece", "rows times x", 3, _matvec),
     ("matvec_blocks", "4 or 8 bit blocks times x", 1, _blocks),
     ("unpack_blocks", "4 or 8 bit blocks to bf16", 2, _unpacked),
+    (".*zero_", "583 cycles for 8192 bytes (trace of vegah/Npu-Embeddings)", 1, _cleared),
+    ("narrow_f32_bf16", "a load, a conversion, a store", 2, lambda call: call.mixed(0, 2, 0)),
     ("transpose_blocks", "2 loads, shuffles, stores for an 8x8 block", 1, lambda c: c.mixed(0, 1.5, 0)),
+    ("fused_softmax", "two passes for 32 elements at once; two sums over lanes for each row", 4, _softmax),
+    ("mul_r_gp", "a product for each 32 elements; each row's factor is spread over them", 2, _rescaled),
+    ("copy_tile|add_gp_g", "one pass", 2, lambda call: call.mixed(0, 2, 0)),
+    ("apply_causal_mask", "one pass over a block of stores", 1, lambda call: call.mixed(0, 0.5, 0)),
+    (
+        "matmul_transposed_b",
+        "a b^T; b is transposed again for each two rows of blocks",
+        3,
+        _transposed_product,
+    ),
     ("(.*_)?(matmul|gemm|mm)_4x8x8", "a b by mmul 4x8x8", 3, _native_product),
     ("(.*_)?(matmul|gemm|mm)_", "a b", 3, _product),
 )
@@ -228,13 +270,13 @@ _DEFAULT_OPERATIONS = 5
 """Of each vector of the largest buffer, for a kernel of which only the sizes are known."""
 
 
-def call_work(op: func.CallOp, parameters: Parameters) -> CoreWork:
+def call_work(op: func.CallOp) -> CoreWork:
     """The work of one call of a C++ kernel."""
-    call = _Call(_operands(op), parameters)
-    start = CoreWork(parameters.call_cycles)
-    for pattern, _, buffers, cost in KERNEL_COSTS:
+    call = _Call(_operands(op))
+    start = CoreWork(cost(call_cycles=1))
+    for pattern, _, buffers, work in KERNEL_COSTS:
         if re.match(pattern, op.callee.root_reference.data) and len(call.sizes) >= buffers:
-            return start + cost(call)
+            return start + work(call)
     if not call.sizes:
         return start
     largest = max(range(len(call.sizes)), key=lambda i: call.sizes[i].elements)

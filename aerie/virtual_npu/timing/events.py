@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from xdsl.dialects import affine, scf
 from xdsl.ir import Operation, SSAValue
@@ -35,20 +36,24 @@ from aerie.air_dialect.ops import (
 from aerie.air_dialect.values import root_value
 from aerie.device.conditions import condition_holds
 from aerie.device.transfers import TransferSide, extents, transfer_sides
-from aerie.virtual_npu.timing.bodies import LOOPS, Bodies, Step, TimingError, walked_trips
+from aerie.virtual_npu.timing.bodies import ITERATION, LOOPS, Bodies, Step, TimingError, walked_trips
 from aerie.virtual_npu.timing.buffer_order import CoreOrder, MemtileBuffer
 from aerie.virtual_npu.timing.core_costs import buffer_bytes
-from aerie.virtual_npu.timing.parameters import Parameters
+from aerie.virtual_npu.timing.costs import Cost, cost
 from aerie.virtual_npu.timing.replay import Event, Resource
 
 L3, L2, L1 = 0, 1, 2
+DMA_KINDS = ("stream", "memtile", "shim")
 COLUMNS = 8
 SHIM_CHANNELS = 16
 """Of NPU2 in each direction: 2 in each of 8 columns (aerie.device.npu2)."""
 MAX_EVENTS = 600_000
 """Of one point of a launch: more would take minutes and gigabytes."""
+MIN_ITERATIONS = 64
+"""Of a loop that is not walked to its end."""
 MAX_ITERATIONS = 5_000_000
 """Of the loops that are walked and the cores, in one point of a launch."""
+DESCRIPTOR, SHIM_TASK = cost(bd_cycles=1), cost(shim_task_cycles=1)
 Core = tuple[str, tuple[int, ...]]
 _Chain = tuple[str, tuple[int, ...]]
 """One queue of a channel: its name and index."""
@@ -69,12 +74,19 @@ class _Scope:
 class LaunchEvents:
     """The events of some points of a launch, one point after the other."""
 
-    def __init__(self, launch: LaunchOp, bodies: Bodies) -> None:
-        self.launch, self.bodies = launch, bodies
-        self.parameters: Parameters = bodies.parameters
+    def __init__(self, launch: LaunchOp, bodies: Bodies, events_enough: int) -> None:
+        self.launch, self.bodies, self._events_enough = launch, bodies, events_enough
+        self.scale = 1.0
+        """How many times as many iterations as were walked the loop of the cores has."""
+        self._weight = 1.0
+        """For how many iterations the one that is being walked stands."""
+        self.halfway: list[Event] = []
+        self.walked: list[Event] = []
+        """What the cores have done when half of the iterations that are walked are over, and all."""
+        self._shortened: dict[Operation, int] = {}
         self.events: list[Event] = []
         self.resources: dict[object, Resource] = {}
-        self.macs = self.ddr_bytes = 0
+        self.macs = self.ddr_bytes = 0.0
         self._first = self._iterations = 0
         self._cores: dict[Core, CoreOrder] = {}
         self._herds: dict[HerdOp, str] = {}
@@ -87,9 +99,14 @@ class LaunchEvents:
         self._ports: defaultdict[tuple[Core, bool], dict[Operation, int]] = defaultdict(dict)
         self._shims: defaultdict[bool, list[tuple[Resource, int]]] = defaultdict(list)
         self._ids: dict[Operation, tuple[int, ...]] = {}
+        self._roots: dict[SSAValue, SSAValue] = {}
         self._sides: dict[Operation, tuple[TransferSide, ...]] = {}
         self._parts = _parts_of_buffers(launch, self._used_ids)
         self._channels = {op.sym_name: op for op in bodies.module.walk() if isinstance(op, ChannelOp)}
+        self._spaces: defaultdict[str, set[int]] = defaultdict(set)
+        for op in bodies.module.walk():
+            if isinstance(op, ChannelTransferOp):
+                self._spaces[op.chan_name].update(side.space for side in self._sides_of(op))
 
     # ---- walking ----
 
@@ -103,20 +120,24 @@ class LaunchEvents:
             state.flush()
         self._check_pairs()
 
+    def locks(self) -> int:
+        """The locks of the design: two for each end of a channel in a core, memtile or shim tile."""
+        return round(2 * sum(each.share for each in self.resources.values() if each.kind in DMA_KINDS))
+
     def limit_shim(self) -> None:
         """Share the channels of the shim tiles among more streams than there are."""
         for shims in self._shims.values():
             parts = sum(parts for _, parts in shims)
             for shim, _ in shims:
-                shim.rate *= min(1.0, SHIM_CHANNELS / parts)
+                shim.share *= min(1.0, SHIM_CHANNELS / parts)
 
     def _walk(self, steps: Sequence[Step], scope: _Scope) -> None:
         for step in steps:
             op = step.op
             if op is None:
                 if scope.core is not None:
-                    scope.core.pending += step.work.cycles
-                    self.macs += step.work.macs
+                    scope.core.work(step.work.cost)
+                    self.macs += step.work.macs * self._weight
             elif isinstance(op, DmaMemcpyNdOp):
                 self._dma(op, scope)
             elif isinstance(op, ChannelTransferOp):
@@ -134,13 +155,26 @@ class LaunchEvents:
     def _loop(self, op: Operation, step: Step, scope: _Scope) -> None:
         variables = walked_trips(op, self.bodies, scope.known)
         inside = _Scope(scope.known, scope.core, scope.core_name, scope.herd, in_loop=True)
-        for values in _points([trips for _, trips in variables]):
+        points = _points([trips for _, trips in variables])
+        enough = self._shortened.get(op)
+        self._weight = self.scale if enough else self._weight
+        for number, values in enumerate(islice(points, enough)):
+            if enough and 2 * number == enough:
+                self._mark(self.halfway, scope)
             for (variable, _), value in zip(variables, values, strict=True):
                 scope.known[variable] = value
             self._count_iteration()
             self._walk(step.bodies[0], inside)
             if scope.core is not None:
-                scope.core.pending += self.parameters.loop_cycles
+                scope.core.work(ITERATION.cost)
+        if enough:
+            self._mark(self.walked, scope)
+            self._weight = 1.0
+
+    @staticmethod
+    def _mark(marks: list[Event], scope: _Scope) -> None:
+        if scope.core is not None and scope.core.last is not None:
+            marks.append(scope.core.last)
 
     def _branch(self, op: scf.IfOp | affine.IfOp, step: Step, scope: _Scope) -> None:
         """An arm; the first where data decides, which holds the transfers if only one does."""
@@ -152,6 +186,8 @@ class LaunchEvents:
     def _hierarchy(self, op: HierarchyOp, scope: _Scope) -> None:
         sizes = [constant_int(size, scope.known) or 1 for size in op.sizes]
         steps = self.bodies.steps(op.body.block)
+        if isinstance(op, HerdOp):
+            self._shorten(op, steps, math.prod(sizes), scope)
         for ids in _points([range(size) for size in sizes]):
             self._count_iteration()
             known = dict(scope.known)
@@ -162,7 +198,26 @@ class LaunchEvents:
             name = (op.sym_name or self._herds.setdefault(op, f"herd {len(self._herds)}"), ids)
             state = self._core(name)
             self._walk(steps, _Scope(known, state, name, op))
-            state.pending += self.parameters.loop_cycles
+            state.work(ITERATION.cost)
+
+    def _shorten(self, herd: HerdOp, steps: Sequence[Step], cores: int, scope: _Scope) -> None:
+        """Walk a part of the iterations where all that the launch does is one long loop on its cores."""
+        loops = [step for step in steps if step.op is not None and step.op.name in LOOPS]
+        if len(loops) != 1 or scope.in_loop or not self._is_all(herd):
+            return
+        (loop,) = loops
+        assert loop.op is not None
+        variables = [trips for _, trips in walked_trips(loop.op, self.bodies, scope.known)]
+        trips = math.prod(map(len, variables))
+        enough = max(MIN_ITERATIONS, self._events_enough // (cores * (1 + len(loop.bodies[0]))))
+        if trips > enough:
+            enough -= enough % 2
+            self._shortened[loop.op], self.scale = enough, trips / enough
+
+    def _is_all(self, herd: HerdOp) -> bool:
+        """Whether every transfer of the launch is in this herd."""
+        moves = [op for op in self.launch.walk() if isinstance(op, DmaMemcpyNdOp | ChannelTransferOp)]
+        return all(_herd_around(op) is herd for op in moves)
 
     def _count_iteration(self) -> None:
         """Raises TimingError for a program that would be walked for minutes."""
@@ -175,8 +230,8 @@ class LaunchEvents:
 
     def _core(self, name: Core) -> CoreOrder:
         if name not in self._cores:
-            resource = self._resource(("core", name), lambda: f"{name[0]}{list(name[1])}", "core", 0.0)
-            self._cores[name] = CoreOrder(resource, self._add, self.parameters.lock_cycles)
+            resource = self._resource(("core", name), lambda: f"{name[0]}{list(name[1])}", "core")
+            self._cores[name] = CoreOrder(resource, self._add)
         return self._cores[name]
 
     # ---- transfers ----
@@ -239,7 +294,7 @@ class LaunchEvents:
         return event
 
     def _new_transfer(self, resources: list[Resource], nbytes: int, chain: object) -> Event:
-        event = self._add(resources, self.parameters.bd_cycles, nbytes)
+        event = self._add(resources, DESCRIPTOR, nbytes)
         event.after(self._chain.get(chain))
         self._chain[chain] = event
         return event
@@ -248,28 +303,35 @@ class LaunchEvents:
         """A transfer to or from L3. Those of a loop are one task of the shim tile, which walks the loop
         (air-opt-shim-dma-bds)."""
         if not scope.in_loop or chain not in self._begun:
-            event.cycles = self.parameters.shim_task_cycles
+            event.cost = SHIM_TASK
             self._begun.add(chain)
         runs = max(1, event.nbytes // max(1, contiguous_bytes(side)))
-        event.ddr_bytes += event.nbytes + runs * self.parameters.ddr_burst_bytes
-        self.ddr_bytes += event.nbytes
+        event.ddr_bytes += event.nbytes
+        event.ddr_runs += runs
+        self.ddr_bytes += event.nbytes * self._weight
 
     def _end(self, op: Operation, side: TransferSide, chain: tuple[object, ...], scope: _Scope) -> Resource:
         """The channel at one end of a transfer."""
         if side.space == L1 and scope.core_name is not None:
             return self._core_port(op, side.reads, scope)
         if side.space == L3:
-            other = self._parts.get(root_value(side.other), 1) if side.other is not None else 1
+            other = self._parts.get(self._root(side.other), 1) if side.other is not None else 1
             return self._shim(side.reads, chain, other, op)
-        parts = self._parts.get(root_value(side.memref), 1) if scope.core is None else 1
-        rate = self.parameters.stream_bytes * parts
-        return self._resource(("memtile", side.reads, chain), lambda: _name(op, "memtile"), "memtile", rate)
+        parts = self._parts.get(self._root(side.memref), 1) if scope.core is None else 1
+        key = ("memtile", side.reads, chain)
+        rate = "shim_bytes" if self._is_to_l3(op) else "stream_bytes"
+        return self._resource(key, lambda: _name(op, "memtile"), "memtile", rate, parts)
+
+    def _is_to_l3(self, op: Operation) -> bool:
+        """Whether host memory is at one end of a transfer; of a channel, at one of its ends anywhere."""
+        if isinstance(op, ChannelTransferOp):
+            return L3 in self._spaces[op.chan_name]
+        return any(side.space == L3 for side in self._sides_of(op))
 
     def _shim(self, reads: bool, chain: tuple[object, ...], parts: int, op: Operation) -> Resource:
         where = "shim in" if reads else "shim out"
         is_new = (where, chain) not in self.resources
-        rate = self.parameters.shim_bytes * parts
-        shim = self._resource((where, chain), lambda: _name(op, where), "shim", rate)
+        shim = self._resource((where, chain), lambda: _name(op, where), "shim", "shim_bytes", parts)
         if is_new:
             self._shims[reads].append((shim, parts))
         return shim
@@ -286,7 +348,7 @@ class LaunchEvents:
             ("port", key, port),
             lambda: f"{herd}{list(ids)} {way} {port}",
             "stream",
-            self.parameters.stream_bytes,
+            "stream_bytes",
         )
 
     def _add_receiver(self, event: Event, op: Operation, scope: _Scope) -> None:
@@ -296,7 +358,7 @@ class LaunchEvents:
 
     def _touch(self, event: Event, side: TransferSide, scope: _Scope) -> None:
         """What the buffer at one end lets the transfer wait for."""
-        root = root_value(side.memref)
+        root = self._root(side.memref)
         if side.space == L2:
             self._memtile_buffers[root].order(event, side.reads, scope.in_loop)
         elif side.space == L1 and scope.core is not None:
@@ -334,8 +396,8 @@ class LaunchEvents:
         self, op: Operation, side: TransferSide, channel: ChannelOp, chain: _Chain, scope: _Scope
     ) -> Resource:
         if "cascade" in channel.channel_type:
-            rate = self.parameters.cascade_bytes
-            return self._resource(("cascade", chain), lambda: f"@{chain[0]}{list(chain[1])}", "cascade", rate)
+            name = f"@{chain[0]}{list(chain[1])}"
+            return self._resource(("cascade", chain), lambda: name, "cascade", "cascade_bytes")
         return self._end(op, side, chain, scope)
 
     def _check_pairs(self) -> None:
@@ -351,20 +413,28 @@ class LaunchEvents:
 
     # ---- what they share ----
 
-    def _add(self, resources: list[Resource], cycles: float, nbytes: int = 0) -> Event:
+    def _root(self, value: SSAValue) -> SSAValue:
+        """Where a buffer was defined."""
+        if value not in self._roots:
+            self._roots[value] = root_value(value)
+        return self._roots[value]
+
+    def _add(self, resources: list[Resource], cost: Cost, nbytes: int = 0) -> Event:
         if len(self.events) - self._first >= MAX_EVENTS:
             raise TimingError(
                 f"one point of launch {launch_name(self.launch)} has more than {MAX_EVENTS} transfers and "
                 "pieces of work, which the timing model does not replay: move more data in one transfer, or "
                 "divide the launch into more points"
             )
-        event = Event(resources, cycles, nbytes)
+        event = Event(resources, cost, nbytes)
         self.events.append(event)
         return event
 
-    def _resource(self, key: object, name: Callable[[], str], kind: str, rate: float) -> Resource:
+    def _resource(
+        self, key: object, name: Callable[[], str], kind: str, rate: str = "", share: float = 1.0
+    ) -> Resource:
         if key not in self.resources:
-            self.resources[key] = Resource(name(), kind, rate)
+            self.resources[key] = Resource(name(), kind, rate, share)
         return self.resources[key]
 
 

@@ -14,7 +14,7 @@ from aerie.virtual_npu.timing.bodies import Bodies, TimingError
 from aerie.virtual_npu.timing.events import LaunchEvents, launch_name
 from aerie.virtual_npu.timing.parameters import DEFAULT, Parameters
 from aerie.virtual_npu.timing.prediction import LaunchPrediction, PartPrediction, Prediction
-from aerie.virtual_npu.timing.replay import Replay, replay
+from aerie.virtual_npu.timing.replay import Graph, Replay
 
 EVENTS_ENOUGH = 30_000
 MIN_POINTS = 2
@@ -43,15 +43,24 @@ class TimedProgram:
             )
         for launch in self._launches:
             _check_runs_once(launch)
+        self._graphs: list[LaunchGraph] = []
 
-    def predict(self, parameters: Parameters = DEFAULT) -> Prediction:
-        """The predicted time of one execution, launch by launch. Raises TimingError for a program that the
-        model cannot follow."""
-        bodies = Bodies(self._module, parameters)
-        launches = enumerate(self._launches)
-        return Prediction(
-            tuple(_launch(launch, bodies, i == 0, self._events_enough) for i, launch in launches)
-        )
+    def predict(
+        self, parameters: Parameters = DEFAULT, dispatched: bool = True, loads: bool | None = None
+    ) -> Prediction:
+        """The predicted time of one execution, launch by launch. The events of a launch are found once, and
+        then replayed.
+
+        dispatched: the host starts the program with its first launch; otherwise the launches follow others.
+        loads: each launch loads its design, as launches of an ELF do. None: if there are several, since they
+        replace each other's. Raises TimingError for a program that the model cannot follow.
+        """
+        if not self._graphs:
+            bodies = Bodies(self._module)
+            self._graphs = [LaunchGraph(launch, bodies, self._events_enough) for launch in self._launches]
+        loads = len(self._graphs) > 1 if loads is None else loads
+        first = self._graphs[0] if dispatched else None
+        return Prediction(tuple(graph.predict(parameters, graph is first, loads) for graph in self._graphs))
 
 
 def predict(text: str, parameters: Parameters = DEFAULT, filename: str = "<input>") -> Prediction:
@@ -69,24 +78,68 @@ def _check_runs_once(launch: LaunchOp) -> None:
         )
 
 
-def _launch(launch: LaunchOp, bodies: Bodies, is_first: bool, events_enough: int) -> LaunchPrediction:
-    sizes = [constant_int(size) or 1 for size in launch.sizes]
-    points = math.prod(sizes)
-    events = LaunchEvents(launch, bodies)
-    chosen = _walk_points(events, sizes, points, events_enough)
-    events.limit_shim()
-    result = replay(events.events, bodies.parameters)
-    if result.done < len(events.events):
-        raise TimingError(
-            f"launch {launch_name(launch)}: {len(events.events) - result.done} of {len(events.events)} "
-            "events wait for each other, so the program would hang: `aerie vnpu run` shows where"
+class LaunchGraph:
+    """The events of some points of a launch, to be replayed; the other points are extrapolated.
+
+    Raises TimingError for a launch that the model cannot follow.
+    """
+
+    def __init__(self, launch: LaunchOp, bodies: Bodies, events_enough: int) -> None:
+        sizes = [constant_int(size) or 1 for size in launch.sizes]
+        self._name, self._points = launch_name(launch), math.prod(sizes)
+        events = LaunchEvents(launch, bodies, events_enough)
+        self._chosen = _walk_points(events, sizes, self._points, events_enough)
+        self._locks = events.locks()
+        events.limit_shim()
+        self._ddr_bytes, self._macs, self._scale = events.ddr_bytes, events.macs, events.scale
+        self._graph = Graph(events.events, [*events.resources.values()], (events.halfway, events.walked))
+
+    def predict(self, parameters: Parameters, is_first: bool, loads: bool) -> LaunchPrediction:
+        """The launch with these parameters. is_first: the host starts the program with it. loads: its design
+        is loaded before."""
+        start_us = is_first * parameters.dispatch_us + loads * self._locks * parameters.load_us
+        result = self._graph.replay(parameters)
+        if result.done < len(self._graph):
+            raise TimingError(
+                f"launch {self._name}: {len(self._graph) - result.done} of {len(self._graph)} "
+                "events wait for each other, so the program would hang: `aerie vnpu run` shows where"
+            )
+        if not result.cycles * self._points < MAX_CYCLES:
+            raise TimingError(
+                f"launch {self._name} takes more than {MAX_CYCLES:g} cycles, which is years: look at "
+                "the bounds of its loops"
+            )
+        return self._summary(result, parameters, start_us)
+
+    def _longer(self, result: Replay) -> float:
+        """How many times as long as the replay the launch takes: iterations that were not walked take as long
+        as those of the second half."""
+        if self._scale == 1:
+            return 1.0
+        halfway, walked = result.marks
+        return 1 + (self._scale - 1) * 2 * (walked - halfway) / result.cycles
+
+    def _summary(self, result: Replay, parameters: Parameters, start_us: float) -> LaunchPrediction:
+        scale = self._points / self._chosen * self._scale
+        us = self._points / self._chosen / (parameters.clock_ghz * 1e3)
+        longer = self._longer(result)
+        path = {kind: cycles * longer * us for kind, cycles in result.path.items() if cycles > 0}
+        path["dispatch"] = start_us
+        parts = [
+            PartPrediction(one.name, one.kind, busy * self._scale * us, int(nbytes * scale))
+            for one, busy, nbytes in zip(self._graph.resources, result.busy, result.nbytes, strict=True)
+        ]
+        return LaunchPrediction(
+            name=self._name,
+            us=result.cycles * longer * us + start_us,
+            limited_by=max(path, key=lambda kind: path[kind]),
+            path_us=dict(sorted(path.items(), key=lambda item: -item[1])),
+            parts=tuple(parts),
+            ddr_bytes=round(self._ddr_bytes * self._points / self._chosen),
+            macs=round(self._macs * self._points / self._chosen),
+            points=self._points,
+            simulated_points=self._chosen,
         )
-    if not result.cycles * points < MAX_CYCLES:
-        raise TimingError(
-            f"launch {launch_name(launch)} takes more than {MAX_CYCLES:g} cycles, which is years: look at "
-            "the bounds of its loops"
-        )
-    return _summary(launch, events, result, (points, chosen), is_first)
 
 
 def _walk_points(events: LaunchEvents, sizes: Sequence[int], points: int, events_enough: int) -> int:
@@ -105,30 +158,3 @@ def _ids(sizes: Sequence[int], number: int) -> list[int]:
         ids.append(number % size)
         number //= size
     return ids[::-1]
-
-
-def _summary(
-    launch: LaunchOp, events: LaunchEvents, result: Replay, counts: tuple[int, int], is_first: bool
-) -> LaunchPrediction:
-    parameters = events.parameters
-    points, chosen = counts
-    scale = points / chosen
-    us = scale / (parameters.clock_ghz * 1e3)
-    start = parameters.dispatch_us if is_first else parameters.launch_us
-    path = {kind: cycles * us for kind, cycles in result.path.items() if cycles > 0}
-    path["dispatch"] = start
-    parts = [
-        PartPrediction(one.name, one.kind, one.busy * us, int(one.nbytes * scale))
-        for one in events.resources.values()
-    ]
-    return LaunchPrediction(
-        name=launch_name(launch),
-        us=result.cycles * us + start,
-        limited_by=max(path, key=lambda kind: path[kind]),
-        path_us=dict(sorted(path.items(), key=lambda item: -item[1])),
-        parts=tuple(parts),
-        ddr_bytes=int(events.ddr_bytes * scale),
-        macs=int(events.macs * scale),
-        points=points,
-        simulated_points=chosen,
-    )

@@ -39,20 +39,36 @@ class Parameters:
         "measured 1.808 (destevez.net, May 2026); 1.57 to 1.8 by others; Linux amdxdna npu4_regs.c to 1.8",
     )
     native_macs: float = _parameter(
-        27.0,
+        32.0,
         "MAC/cycle",
         20,
         32,
-        "bf16 product mmul 4x8x8, of a core",
-        "25.0 to 28.9 of 32 in traces (vegah/Npu-Embeddings b4a7deb2e)",
+        "bf16 product mmul 4x8x8 in the inner loop of a C++ kernel, of a core",
+        "6144 vector cycles for 64x64x48 (trace of vegah/Npu-Embeddings b4a7deb2e, task 0049)",
     )
     bfp16_macs: float = _parameter(
-        138.0,
+        341.0,
         "MAC/cycle",
         120,
+        512,
+        "bf16 product 8x8x8 through block floats in the inner loop of a C++ kernel, of a core",
+        "576 vector cycles for 64x64x48 (trace of vegah/Npu-Embeddings b4a7deb2e)",
+    )
+    product_block_cycles: float = _parameter(
+        70.0,
+        "cycles",
+        20,
+        120,
+        "loading, rounding and storing the 2x2 blocks of sums that a C++ product holds at once",
+        "1669 cycles beside the products for 24 blocks, 952 - 384 for 8 (vegah/Npu-Embeddings, traces)",
+    )
+    text_product_macs: float = _parameter(
+        138.0,
+        "MAC/cycle",
+        60,
         256,
-        "bf16 product 8x8x8 through block floats, of a core",
-        "137 to 142 in traces (vegah/Npu-Embeddings b4a7deb2e); 158 in arXiv 2512.13282 table 1",
+        "bf16 product 8x8x8 in a loop of the text, of a core",
+        "fit: GEMM of direct codegen (mlir-air kernel_registry)",
     )
     int8_macs: float = _parameter(
         343.0,
@@ -61,14 +77,6 @@ class Parameters:
         512,
         "int8 product, of a core",
         "209.9 to 450.6 of 512 (arXiv 2512.13282 tables 1 and 3)",
-    )
-    vector_bytes: float = _parameter(
-        64.0,
-        "bytes",
-        32,
-        64,
-        "one load, store or vector operation handles so many",
-        "512-bit registers of AIE2P (mlir-aie device model)",
     )
     vector_memory_cycles: float = _parameter(
         1.0,
@@ -139,16 +147,16 @@ class Parameters:
         "bytes/cycle",
         4,
         8,
-        "one stream, and one DMA channel of a core or memtile",
-        "7.2 GB/s for each of two channels (mlir-air fused_decode), 7.0 GB/s of a GEMV's column (IRON)",
+        "one channel of a core's DMA, and the stream from a memtile to it",
+        "7.0 GB/s for each core of a GEMV on 2, 4 and 8 columns (IRON)",
     )
     shim_bytes: float = _parameter(
-        4.0,
+        4.94,
         "bytes/cycle",
         3.5,
         8,
-        "one channel of a shim DMA",
-        "14.35 GB/s of a column's two channels (mlir-air fused_decode/README.md)",
+        "one channel of a shim DMA, and the channel of a memtile at its other end",
+        "35.7 GB/s of four channels that feed memtiles (mlir-air fused_decode/README.md, dual MM2S)",
     )
     cascade_bytes: float = _parameter(
         64.0,
@@ -198,13 +206,14 @@ class Parameters:
         "the host's start of a program and its answer",
         "RoPE of 8 rows 80 to 83, GEMV 128x896 84 (mlir-air kernel_registry)",
     )
-    launch_us: float = _parameter(
-        20.0,
+    load_us: float = _parameter(
+        1.1,
         "us",
-        0,
-        100,
-        "every launch after the first in one program",
-        "20 us for each wave of fused decode (mlir-air fused_decode/README.md)",
+        0.2,
+        8,
+        "each lock of a launch's design, which is loaded before the launch if the program has another one",
+        "GELU and additions in an ELF of several launches (mlir-air smolvla/docs/profile.md 2.2); 7.2 us "
+        "between contexts (vegah/Npu-Embeddings, research/notes/0004)",
     )
 
     def __post_init__(self) -> None:

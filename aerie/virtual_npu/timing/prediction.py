@@ -10,11 +10,11 @@ NOTE = "predicted by a model of NPU2, never measured on a board"
 LIMITS = ("core", "stream", "memtile", "cascade", "shim", "DDR", "dispatch", "dependency")
 """What a launch can be limited by. dependency: latencies of locks and descriptors."""
 
-ERROR_FACTORS: Mapping[str, float] = {"dispatch": 1.3, "memtile": 1.5, "DDR": 1.8, "shim": 1.8, "core": 2.2}
+ERROR_FACTORS: Mapping[str, float] = {"dispatch": 1.2, "memtile": 1.2, "DDR": 1.4, "core": 1.3}
 """How sure a prediction is: of the published times that no fit has seen, limited in this way, 4 of 5 are
-within this factor (`python -m benchmarks.board_times` prints them; 33, 89, 16, 7 and 65 rows)."""
-OTHER_ERROR_FACTOR = 1.7
-"""The same of all 210 rows; for limits without rows."""
+within this factor (`python -m benchmarks.board_times` prints them; 36, 57, 12 and 83 rows)."""
+OTHER_ERROR_FACTOR = 1.2
+"""The same of all 191 rows; for limits without rows."""
 
 
 @dataclass(frozen=True)
