@@ -112,8 +112,8 @@ def _headers(name: str, keeps: str) -> str:
 
 
 def _meet(name: str, packets: int) -> str:
-    """A memtile sends packets until its credits end; each takes the memtile's arbiter and then the shim's. The
-    host starts a packet that takes them the other way round, when it has started what receives them all."""
+    """A memtile sends packets until its credits end; each takes the memtile's arbiter and then the shim's.
+    The host starts a packet that takes them the other way round, when it has started what receives all."""
     design = Routed(name).buffer("b_mem", "31", credits=0, full=packets).buffer("sink", "32", credits=60)
     design.channel("31", "M0", ["b_mem"], packet=1).channel("32", "S0", ["sink"])
     routes = """
@@ -128,8 +128,8 @@ def _meet(name: str, packets: int) -> str:
 
 
 def _two_makers(name: str, spins: int) -> str:
-    """Two cores fill two buffers of a memtile, which sends them in turns. The fast one's third block holds the
-    arbiter of both, where the slow one's first has not come before."""
+    """Two cores fill two buffers of a memtile, which sends them in turns. The fast one's third block holds
+    the arbiter of both, where the slow one's first has not come before."""
     design = Routed(name).buffer("a_mem", "31").buffer("b_mem", "31").buffer("a", "32").buffer("b", "33")
     design.core("32", 3, [], "a").core("33", 3, [], "b", spins)
     design.channel("32", "M0", ["a"], packet=1).channel("33", "M0", ["b"], packet=2)
