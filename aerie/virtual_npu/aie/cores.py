@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from xdsl.dialects import cf
+from xdsl.dialects import cf, scf
 from xdsl.dialects.builtin import ArrayAttr, DenseIntOrFPElementsAttr, MemRefType, StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
@@ -60,6 +60,12 @@ class CoreBody(Body):
             self.emit_line(f"core.spend({costs.cycles(op.original)});")
         elif op.name == "func.call":
             self.emit_line(f"core.spend({costs.KERNEL});")
+
+    def operations(self, block: Block) -> None:
+        super().operations(block)
+        loop = block.parent_op()
+        if isinstance(loop, scf.ForOp) and not is_nest(loop):
+            self.emit_line(f"core.spend({costs.BRANCH});")
 
     @property
     def heartbeat(self) -> str:

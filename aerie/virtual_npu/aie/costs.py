@@ -14,7 +14,9 @@ from aerie.air_dialect.index_constants import constant_int
 KERNEL = 1000
 """Of a function of C++, which nothing is known of."""
 _UNKNOWN_TRIPS = 16
-_LOAD, _BRANCH = 5, 3
+BRANCH = 3
+"""To go round a loop."""
+_LOAD = 5
 _FREE = ("arith.constant", "scf.yield", "memref.cast", "memref.subview", "memref.collapse_shape")
 
 
@@ -24,7 +26,7 @@ def cycles(op: Operation) -> int:
         return 0
     inside = sum(_block_cycles(block) for region in op.regions for block in region.blocks)
     if op.regions:
-        return (inside + _BRANCH) * _trips(op)
+        return (inside + BRANCH) * _trips(op)
     return _LOAD if op.name in ("memref.load", "vector.load", "vector.transfer_read") else 1
 
 

@@ -32,14 +32,15 @@ class Routed:
     words: dict[str, int] = field(default_factory=dict)
 
     def buffer(
-        self, name: str, tile: str, blocks: int = 1, more: int = 0, credits: int | None = None
+        self, name: str, tile: str, blocks: int = 1, more: int = 0, credits: int | None = None, full: int = 0
     ) -> Routed:
-        """A buffer of as many blocks and `more` words, with its locks. credits: of room, else blocks."""
+        """A buffer of as many blocks and `more` words, with its locks. credits: of room, else blocks; full:
+        how often it can be sent at once."""
         self.words[name] = BLOCK * blocks + more
         self.parts.append(
             f'%{name} = aie.buffer(%t{tile}) {{sym_name = "{name}"}} : memref<{self.words[name]}xi32>'
         )
-        for suffix, init in (("p", blocks if credits is None else credits), ("c", 0)):
+        for suffix, init in (("p", blocks if credits is None else credits), ("c", full)):
             self.lock(f"{name}_{suffix}", tile, init)
         return self
 

@@ -61,3 +61,48 @@ def test_buffers_at_other_addresses_are_refused() -> None:
         r"DMAs then write to 1024: results would be wrong; .* one stack size, .* \(--stack-size=1024\)",
     ):
         program.run(np.zeros(16, np.int32), np.zeros(16, np.int32))
+
+
+def _sender(name: str, initial: str, more: str = "") -> str:
+    """A device whose memtile sends a buffer of four words to the host."""
+    return f"""aie.device(npu2) @{name} {{
+      %shim = aie.tile(0, 0)
+      %mem = aie.tile(0, 1)
+      %four = aie.buffer(%mem) {{sym_name = "four"{initial}}} : memref<4xi32>
+      {more}
+      aie.memtile_dma(%mem) {{
+        aie.dma_start(MM2S, 0, ^send, ^end)
+      ^send:
+        aie.dma_bd(%four : memref<4xi32> offset = 0 len = 4)
+        aie.next_bd ^end
+      ^end:
+        aie.end
+      }}
+      aie.flow(%mem, DMA : 0, %shim, DMA : 0)
+      aie.shim_dma_allocation @{name}_out(%shim, S2MM, 0)
+      aie.runtime_sequence @send(%out: memref<4xi32>) {{
+        aiex.npu.dma_memcpy_nd(%out[0, 0, 0, 0][1, 1, 1, 4][0, 0, 0, 1])
+          {{id = 0 : i64, issue_token = true, metadata = @{name}_out}} : memref<4xi32>
+        aiex.npu.dma_wait {{symbol = @{name}_out}}
+      }}
+    }}"""
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["where_it_lay", "elsewhere"])
+def test_a_memory_stays_when_another_device_is_loaded(apart: bool) -> None:
+    more = '%other = aie.buffer(%mem) {sym_name = "other"} : memref<8xi32>' if apart else ""
+    text = f"""module {{
+      aie.device(npu2) @main {{
+        aie.runtime_sequence @both(%first: memref<4xi32>, %second: memref<4xi32>) {{
+          aiex.configure @one {{ aiex.run @send(%first) : (memref<4xi32>) }}
+          aiex.configure @two {{ aiex.run @send(%second) : (memref<4xi32>) }}
+        }}
+      }}
+      {_sender("one", ", initial_value = dense<[1, 2, 3, 4]> : tensor<4xi32>")}
+      {_sender("two", "", more)}
+    }}"""
+    program = Program.from_text(text, "kept.mlir", options=BuildOptions())
+    zeros = np.zeros(4, np.int32)
+    first, second = program.run(zeros, zeros.copy(), entry="both").outputs
+    assert first.tolist() == [1, 2, 3, 4]
+    assert second.tolist() == ([0] * 4 if apart else [1, 2, 3, 4])

@@ -111,6 +111,39 @@ def _headers(name: str, keeps: str) -> str:
     return design.routes(routes).host(ENDS, f"a+0,{BLOCK} out+0,{BLOCK} w:a b+{ALL},{BLOCK} w:out", BLOCK)
 
 
+def _meet(name: str, packets: int) -> str:
+    """A memtile sends packets until its credits end; each takes the memtile's arbiter and then the shim's.
+    The host starts a packet that takes them the other way round, when it has started what receives all."""
+    design = Routed(name).buffer("b_mem", "31", credits=0, full=packets).buffer("sink", "32", credits=60)
+    design.channel("31", "M0", ["b_mem"], packet=1).channel("32", "S0", ["sink"])
+    routes = """
+      x30: D0>N3 N2>D0
+      30: S2=5.0,5.1 N1=5.1 N0|31,1>5.0 S3|31,2>5.1
+      31: N0=0.0,0.1 S0=0.0 D0|31,1>0.0 S1|31,2>0.1
+      32: D0=0.0 S0|31,1>0.0 S0|31,2>0.0"""
+    words = (packets + 1) * BLOCK
+    return design.routes(routes).host(
+        {"a": "30M0", "out": "30S0"}, f"out+0,{words} a+0,{BLOCK}#2 w:out", words
+    )
+
+
+def _two_makers(name: str, spins: int) -> str:
+    """Two cores fill two buffers of a memtile, which sends them in turns. The fast one's third block holds
+    the arbiter of both, where the slow one's first has not come before."""
+    design = Routed(name).buffer("a_mem", "31").buffer("b_mem", "31").buffer("a", "32").buffer("b", "33")
+    design.core("32", 3, [], "a").core("33", 3, [], "b", spins)
+    design.channel("32", "M0", ["a"], packet=1).channel("33", "M0", ["b"], packet=2)
+    design.channel("31", "S0", ["a_mem"]).channel("31", "S1", ["b_mem"])
+    design.channel("31", "M0", ["a_mem", "b_mem"])
+    routes = """
+      x30: N2>D0
+      30: N0>S2
+      31: D0>S0 D0=0.0 D1=0.1 N0|31,1>0.0 N1|31,2>0.1
+      32: S0=0.0 S1=1.0 D0|31,1>0.0 N0|31,2>1.0
+      33: S0=0.0 D0|31,2>0.0"""
+    return design.routes(routes).host({"out": "30S0"}, f"out+0,{6 * BLOCK} w:out", 6 * BLOCK)
+
+
 ONE_ARBITER = APART + "32: D0>S0 D0=1.0 D1=1.1 S0|31,1>1.1 S1|31,0>1.0"
 TWO_ARBITERS = APART + "32: D0>S0 D0=1.0 D1=0.0 S0|31,1>0.0 S1|31,0>1.0"
 ONE_LINK = """31: S3>D0 S5>D1 N0>S0 N1=0.0,0.1 D1|31,1>0.1 D0|31,0>0.0
@@ -162,6 +195,10 @@ DESIGNS = {
     "frees_input_then_slow": (_line_of_two("frees_input_then_slow", 1000, True), True),
     "token_behind_a_packet": (_tokens("token_behind_a_packet", "5.2"), True),
     "token_beside_a_packet": (_tokens("token_beside_a_packet", "4.3"), False),
+    "host_while_others_send": (_meet("host_while_others_send", 28), True),
+    "host_after_others": (_meet("host_after_others", 8), False),
+    "slow_maker": (_two_makers("slow_maker", 800), True),
+    "less_slow_maker": (_two_makers("less_slow_maker", 100), False),
     "headers_dropped": (_headers("headers_dropped", ""), False),
     "headers_kept": (_headers("headers_kept", "h"), True),
 }

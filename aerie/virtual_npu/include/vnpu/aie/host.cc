@@ -27,12 +27,48 @@ Await Host::pause(int at) {
   return Await{false};
 }
 
+namespace {
+
+// The first of a tile's buffers from a number on; `buffers` where there is none.
+int buffer_at(const DeviceTable &table, Place place, int from) {
+  while (from < table.buffers) {
+    const Place own = table.buffer[from].place;
+    if (own.column == place.column && own.row == place.row) break;
+    ++from;
+  }
+  return from;
+}
+
+// The buffer of another device that has the place of this one: -1 where the tile's buffers are not as long there, one by one.
+int same_place(const DeviceTable &table, int buffer, const DeviceTable &other) {
+  const Place place = table.buffer[buffer].place;
+  int here = buffer_at(table, place, 0), there = buffer_at(other, place, 0), found = -1;
+  while (here < table.buffers && there < other.buffers && table.buffer[here].bytes == other.buffer[there].bytes) {
+    if (here == buffer) found = there;
+    here = buffer_at(table, place, here + 1);
+    there = buffer_at(other, place, there + 1);
+  }
+  return here == table.buffers && there == other.buffers ? found : -1;
+}
+
+}  // namespace
+
+// Loading writes what the device says of a memory, and leaves the rest of it.
 void Host::load(const DeviceTable &table) {
   if (array && &array->table == &table) return;
   run.forget_turns();
+  const DeviceTable *const last = array ? &array->table : nullptr;
+  List<char *> left;
+  for (int i = 0; last && i < last->buffers; ++i) left.push(array->memory[i]);
+  if (array) array->memory.shrink(0);
   delete array;
   array = nullptr;
   array = new Array(run, table);
+  for (int i = 0; last && i < table.buffers; ++i) {
+    const int from = table.buffer[i].initial ? -1 : same_place(table, i, *last);
+    if (from >= 0) memcpy(array->memory[i], left[from], size_t(table.buffer[i].bytes));
+  }
+  for (int i = 0; i < left.size(); ++i) pool_free(left[i]);
 }
 
 Task *Host::task(int channel, i64 repeat, bool sends_token) {
