@@ -1,9 +1,9 @@
-"""The published errors of large products come out too. Built as users build: they compute for seconds.
+"""The published errors of large products come out too.
 
-The largest are measured over the first ROWS rows of each result: no row depends on another, and half a million
-numbers have the two digits that all of them have. A large product whose result is published in f32 and
-rounded to bf16 is measured in f32 alone: how the cores
-round is in all smaller rows, and it is the same product. `aerie kernels numerics` measures all rows.
+The largest are measured over the first ROWS rows of their results: no row depends on another, and half a
+million numbers have the two digits that all of them have. A large product whose result is published in f32
+and rounded to bf16 is measured in f32 alone: how the cores round is in all smaller rows, and it is the same
+product. `aerie kernels numerics` measures all rows.
 """
 
 from __future__ import annotations
