@@ -112,12 +112,15 @@ NOT_COMPARED: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class PublishedError:
-    """One published error. work: its multiply-adds (or elements), which decide how long `measure` takes."""
+    """One published error. work: its multiply-adds (or elements), which decide how long `measure` takes.
+
+    measure(rows): the error here, over so many rows of the result at most, or over all for None.
+    """
 
     name: str
     published: str
     work: int
-    measure: Callable[[], float]
+    measure: Callable[[int | None], float]
 
 
 @dataclass(frozen=True)
@@ -150,9 +153,9 @@ def rows_up_to(size: int) -> list[PublishedError]:
     return [row for row in ROWS if row.work <= size**3]
 
 
-def compare(rows: Iterable[PublishedError]) -> Iterator[ErrorComparison]:
-    """Measure the rows, one after the other."""
-    return (ErrorComparison(row.name, row.published, row.measure()) for row in rows)
+def compare(rows: Iterable[PublishedError], max_rows: int | None = None) -> Iterator[ErrorComparison]:
+    """Measure the rows of the table, one after the other, over `max_rows` rows of each result at most."""
+    return (ErrorComparison(row.name, row.published, row.measure(max_rows)) for row in rows)
 
 
 def relative_error(actual: Array, expected: Array) -> float:
@@ -168,11 +171,15 @@ def product_operands(m: int, k: int, n: int) -> dict[str, Array]:
     return {"a": a.astype(bf16.numpy), "b": b.astype(bf16.numpy)}
 
 
-def _product_error(build: Callable[..., KernelModule], result: str, m: int, k: int, n: int) -> float:
-    """The relative error of one GEMM. result: `f32`, `bf16`, or `cast` for f32 that a second
-    launch rounds.
+def _product_error(
+    build: Callable[..., KernelModule], result: str, m: int, k: int, n: int, rows: int | None
+) -> float:
+    """The relative error of one GEMM, over its first `rows` rows. result: `f32`, `bf16`, or `cast` for f32
+    that a second launch rounds.
     """
     arrays = product_operands(m, k, n)
+    m = min(m, rows or m)
+    arrays["a"] = arrays["a"][:m]
     expected = gemm.exact_product({}, arrays)
     actual = run(build(m, k, n), arrays, BOARD)["c"]
     if result == "cast":
@@ -203,7 +210,7 @@ def _products(
             f"GEMM {m}x{k}x{n}, {description}",
             published,
             m * k * n,
-            lambda m=m, k=k, n=n: _product_error(build, result, m, k, n),  # type: ignore[misc]
+            lambda rows, m=m, k=k, n=n: _product_error(build, result, m, k, n, rows),  # type: ignore[misc]
         )
         for m, k, n, published in shapes
     ]
@@ -213,6 +220,6 @@ ROWS: tuple[PublishedError, ...] = (
     *_products("f32 result", gemm.KERNEL_F32.build, "f32", F32_OUT),
     *_products("bf16 result", gemm.build, "bf16", ROUNDED),
     *_products("f32 result, then cast", gemm.KERNEL_F32.build, "cast", CAST),
-    PublishedError("EltwiseAdd 2048x2048", SUM_ERROR, 2048 * 2048, lambda: sum_error(2048, 2048)),
+    PublishedError("EltwiseAdd 2048x2048", SUM_ERROR, 2048 * 2048, lambda _: sum_error(2048, 2048)),
 )
 """Every row that can be compared."""

@@ -132,7 +132,8 @@ def test_killed_in_its_answer(tmp_path):
 @pytest.mark.slow
 def test_the_run_after_one_that_was_killed_while_it_compiled(tmp_path):
     """It compiles what is missing, in spite of compilers that may have outlived the first by seconds."""
-    asked = ("--prompt", "What is the capital of France?", "--cache-dir", str(tmp_path / "programs"))
+    few = ("--variants", "8x512", "--decode", "rows")
+    asked = ("--prompt", "What is the capital of France?", "--cache-dir", str(tmp_path / "programs"), *few)
     own = {"VNPU_CACHE": str(tmp_path / "vnpu"), "VNPU_OPT": "0"}
     first = Run(tmp_path, *asked, **own)
     first.wait_for("compiling")

@@ -146,8 +146,8 @@ def test_decode_attention_is_that_of_numpy(
 
 
 def answer() -> list[int]:
-    """The token ids of the demo's answer."""
-    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
+    """The token ids of the demo's answer, by one program of every kind."""
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), variants="32x512")
     session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
     question = [{"role": "user", "content": "What is the capital of France?"}]
     generation = session.generate(session.tokenizer.encode_chat(question), 48, Sampler())

@@ -32,7 +32,7 @@ from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.verify.random_model import random_checkpoint, random_model_config
 from tests.engine.scheduling import Arrival, run, scheduler_of, session_of
 
-SCHEDULES = 4
+SCHEDULES = 2
 """Of a test."""
 ANSWERS = 9
 RULES = ("sequential", "low_confidence_static", "low_confidence_dynamic", "entropy_bounded")

@@ -68,8 +68,9 @@ def kernels() -> dict[str, bytes]:
 
 
 def demo() -> dict[str, bytes]:
-    """The demo's logits after a prompt and two tokens more: by all six programs and by decode attention."""
-    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
+    """The demo's logits after a prompt and two tokens more: by programs of every kind and by decode
+    attention."""
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), variants="32x512")
     session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
     assert native.native_attention()
     prompt = session.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])

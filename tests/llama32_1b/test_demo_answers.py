@@ -24,12 +24,6 @@ def test_capital_of_france(reference: DemoReference) -> None:
     assert _ask(reference, "What is the capital of France?") == "The capital of France is Paris."
 
 
-def test_a_sample_of_the_list_is_exact(reference: DemoReference) -> None:
-    asked = random.Random(11).sample(question_list(), 100)
-    results = list(reference.answers(asked))
-    assert sum(result.exact for result in results) >= 97
-
-
 def test_most_unknown_prompts_are_recognised(reference: DemoReference) -> None:
     rng = random.Random("not the seed of training")
     results = list(reference.answers([unknown(rng) for _ in range(50)]))

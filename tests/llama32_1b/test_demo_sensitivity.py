@@ -6,10 +6,11 @@ divergence of the next-token distributions in nats. The same model in f32 shows 
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from aerie.llama32_1b.demo import CHECKPOINT
@@ -26,17 +27,26 @@ def _load(dtype: Any = torch.bfloat16, **changes: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(CHECKPOINT, config=config, dtype=dtype).eval()
 
 
+class Texts(NamedTuple):
+    """Texts as rows, filled up with zeros at the end, which no token before sees; and what is no filling."""
+
+    ids: torch.Tensor
+    is_text: torch.Tensor
+
+
 @pytest.fixture(scope="module")
-def texts() -> list[torch.Tensor]:
+def texts() -> Texts:
     reference = DemoReference(CHECKPOINT)
     prompts = [reference.prompt_ids(exchange.question) for exchange in _ASKED]
     answers = [reference.tokenizer(e.answer, add_special_tokens=False)["input_ids"] for e in _ASKED]
-    return [torch.tensor([[*prompt, *answer]]) for prompt, answer in zip(prompts, answers, strict=True)]
+    rows = [torch.tensor([*prompt, *answer]) for prompt, answer in zip(prompts, answers, strict=True)]
+    filled = [pad_sequence(each, batch_first=True) for each in (rows, [*map(torch.ones_like, rows)])]
+    return Texts(filled[0], filled[1].bool())
 
 
-def _log_probabilities(model: Any, texts: list[torch.Tensor]) -> torch.Tensor:
+def _log_probabilities(model: Any, texts: Texts) -> torch.Tensor:
     with torch.inference_mode():
-        return torch.cat([model(input_ids=ids).logits[0].float().log_softmax(-1) for ids in texts])
+        return model(input_ids=texts.ids).logits[texts.is_text].float().log_softmax(-1)
 
 
 def _divergence(wanted: torch.Tensor, got: torch.Tensor) -> float:
@@ -44,12 +54,12 @@ def _divergence(wanted: torch.Tensor, got: torch.Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def wanted(texts: list[torch.Tensor]) -> torch.Tensor:
+def wanted(texts: Texts) -> torch.Tensor:
     return _log_probabilities(_load(), texts)
 
 
 @pytest.fixture(scope="module")
-def rounding(texts: list[torch.Tensor], wanted: torch.Tensor) -> float:
+def rounding(texts: Texts, wanted: torch.Tensor) -> float:
     """What rounding to bf16 alone does: the divergence of the same weights computed in f32."""
     return _divergence(wanted, _log_probabilities(_load(torch.float32), texts))
 
@@ -125,7 +135,7 @@ def test_rounding_hardly_moves_the_answers(rounding: float) -> None:
 
 @pytest.mark.parametrize("fault", _FAULTS.values(), ids=_FAULTS.keys())
 def test_a_fault_moves_the_answers_far_more_than_rounding(
-    fault: Callable[[], Any], texts: list[torch.Tensor], wanted: torch.Tensor, rounding: float
+    fault: Callable[[], Any], texts: Texts, wanted: torch.Tensor, rounding: float
 ) -> None:
     divergence = _divergence(wanted, _log_probabilities(fault(), texts))
     print(f"mean KL {divergence:.2e}, {divergence / rounding:.0f} times rounding")

@@ -21,7 +21,7 @@ from aerie.verify import layer_check
 from aerie.verify.reference import Reference
 from aerie.verify.schedule_identity import with_few_rows
 from tests.engine.checkpoints import write_checkpoint
-from tests.verify.faults import Healthy
+from tests.verify.faults import ONE_VARIANT, Healthy
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,10 +68,6 @@ def open_session():
             return session
 
     return make
-
-
-ONE_VARIANT = "32x512"
-"""What is built otherwise need not be built for every number of rows: no bit depends on that."""
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,9 @@ from tests.verify.fault_runners import (
     only,
 )
 
+ONE_VARIANT = "32x512"
+"""What is built otherwise need not be built for every number of rows: no bit depends on that."""
+
 
 @dataclass(frozen=True)
 class Healthy:

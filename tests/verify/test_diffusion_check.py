@@ -48,8 +48,8 @@ DUE, TOOK, BEGIN, INIT = (
 )
 
 
-def opened(checkpoint: Checkpoint) -> tuple[Session, Reference]:
-    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), variants="8,32x512")
+def opened(checkpoint: Checkpoint, variants: str = "8,32x512") -> tuple[Session, Reference]:
+    options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), variants=variants)
     return prepare_runtime(checkpoint, options, Reporter()), Reference.open(checkpoint.folder)
 
 
@@ -185,7 +185,7 @@ def other(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Reference]]
     assert made.diffusion
     blocks = replace(made.diffusion, block_size=8, sub_block=made.diffusion.sub_block and 4)
     with random_checkpoint(replace(made, diffusion=blocks), Reporter()) as checkpoint:
-        yield opened(replace(checkpoint, config=replace(checkpoint.config, diffusion=blocks)))
+        yield opened(replace(checkpoint, config=replace(checkpoint.config, diffusion=blocks)), "8x512")
 
 
 def test_other_families_pass(other: tuple[Session, Reference]) -> None:

@@ -27,9 +27,10 @@ from tests.verify.fault_runners import Giving
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 
 
-@pytest.mark.parametrize("family", ["qwen3", "smollm3", "granite", "phi3", "olmo2", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3", "smollm3", "olmo2", "lfm2"])
 def test_every_schedule_has_the_same_bits_in_another_family(family, demo_checkpoint):
-    """And each was gone, or it would say so."""
+    """And each was gone, or it would say so. Norms of heads, layers with tables of their own, norms after,
+    states: what other families have besides is a constant of a launch, or a table that the host has."""
     config = replace(in_family(demo_checkpoint.config, FAMILIES[family]), **FAMILY_CHANGES.get(family, {}))
     with random_checkpoint(with_longer_context(random_model_config(config)), Reporter()) as checkpoint:
         found = list(schedule_identities(family, checkpoint, OPTIONS, open_quietly))

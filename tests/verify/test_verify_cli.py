@@ -120,8 +120,9 @@ def test_a_fault_exits_with_1(gate, monkeypatch, prompts_alone):
 
 
 def test_bfp16_has_a_record_of_its_own(gate, monkeypatch):
+    """In few programs: both kinds of products of rows, which are those that have block floats."""
     monkeypatch.setenv("VNPU_OPT", "1")  # block floats are in generated code
-    code, out, _, folder = gate("--numerics", "bfp16")
+    code, out, _, folder = gate("--numerics", "bfp16", "--variants", "8,128x512", "--decode", "rows")
     assert (code, out[-1]) == (0, "[verify] PASS")
     assert "bfp16 products" in "\n".join(out)
     assert [path.name for path in folder.iterdir()] == ["verify-demo-virtual-bfp16.json"]

@@ -9,7 +9,7 @@ from aerie.verify.layer_check import try_layers
 from aerie.verify.random_model import in_another_family, random_checkpoint
 from aerie.verify.reference import Reference
 from aerie.verify.schedule_identity import with_few_rows
-from tests.verify.faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
+from tests.verify.faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, ONE_VARIANT, Healthy
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ def random_qwen3(demo_checkpoint, open_session):
         session, reference = open_session(checkpoint), Reference.open(checkpoint.folder)
 
         def rebuild(**otherwise):
-            return open_session(checkpoint, **otherwise)
+            return open_session(checkpoint, **otherwise, variants=ONE_VARIANT)
 
         yield Healthy(session, checkpoint, rebuild), reference, choose_prompts(session, full=False)
 

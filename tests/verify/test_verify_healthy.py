@@ -1,12 +1,9 @@
-"""The untouched model passes as users build it: the demo, and one layer of full size."""
-
-import pytest
+"""The untouched model passes: the demo, and one layer of full size. As users build it the demo is verified by
+`make verify` in CI, and smollm2 in test_verify_smollm2.py."""
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.verify.reference import Reference
 from tests.verify.passing import SEQ_LEN, check
-
-pytestmark = pytest.mark.usefixtures("as_users_build")
 
 FULL_SIZE_LAYER = {
     "num_hidden_layers": 1,

@@ -1,4 +1,5 @@
-"""Random Llamas of other shapes pass with every prompt."""
+"""Random Llamas of other shapes pass with every prompt; the first two have shapes of test_model_shapes.py, of
+which all programs are built once."""
 
 import pytest
 
@@ -10,15 +11,17 @@ PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LLAMAS = {
     "five layers of three heads, each with its own keys": {
         "num_hidden_layers": 5,
-        "hidden_size": 192,
+        "hidden_size": 384,
+        "head_dim": 128,
         "num_attention_heads": 3,
         "num_key_value_heads": 3,
-        "intermediate_size": 448,
+        "intermediate_size": 704,
         "rope_parameters": PLAIN_ROPE,
     },
-    "untied, one KV head for eight narrow ones": {
+    "untied, one KV head for sixteen narrow ones": {
         "num_hidden_layers": 3,
-        "num_attention_heads": 8,
+        "hidden_size": 192,
+        "num_attention_heads": 16,
         "num_key_value_heads": 1,
         "head_dim": 32,
         "vocab_size": 997,

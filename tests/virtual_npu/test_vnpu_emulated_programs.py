@@ -24,14 +24,18 @@ CASES: tuple[tuple[str, Parameters], ...] = (
 )
 LARGE = {"m": 136, "k": 256, "n": 192}
 """A GEMM that is worth several threads."""
-LACKED = ("AMX emulated", "BFMMLA emulated")
+AMX, BFMMLA = LACKED = ("AMX emulated", "BFMMLA emulated")
 BY_SIGNAL = "AMX by signal"
 """AMX's own instructions, each emulated where it traps. Sums have the order of "AMX emulated"."""
 
 
 def on_sets(cases: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Parameters: every case on the sets of LACKED, and the last one by signal."""
-    return [*((name, case) for name in LACKED for case in cases), (BY_SIGNAL, cases[-1])]
+    """Parameters: every case on AMX, whose sums depend on k, the last two on BFMMLA, the last by signal."""
+    return [
+        *((AMX, case) for case in cases),
+        *((BFMMLA, case) for case in cases[-2:]),
+        (BY_SIGNAL, cases[-1]),
+    ]
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def answers(session: Session, questions: Sequence[Question], mode: ChunkMode) ->
 def opened(folder: Path, report: Reporter) -> Session:
     """A session of the model in a folder, with the programs that the probe needs."""
     options = RuntimeOptions(
-        None, select_backend("auto"), folders.programs_folder(), variants="8,16,32x512", decode="rows"
+        None, select_backend("auto"), folders.programs_folder(), variants="8,32x512", decode="rows"
     )
     return prepare_runtime(open_checkpoint(folder), options, report)
 
