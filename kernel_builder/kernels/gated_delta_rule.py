@@ -1,4 +1,4 @@
-"""out = the gated delta rule over a run of positions, and the state after it: the linear attention of Qwen3.5.
+"""out = the gated delta rule over a run of positions, and the state after it, as linear attention has it.
 
 A head keeps a state of keys by values in f32. Each position decays it, writes what its value has that the
 state does not give for its key yet, and reads it with its query. So positions go one after the other, and a
@@ -23,6 +23,17 @@ import numpy as np
 from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import CoreBuffers, l1_bytes
+from aerie.kernel_builder.delta_rows import (
+    DECAY,
+    LANES,
+    PRESENT,
+    RATE,
+    from_tiles,
+    row_width,
+    state_shape,
+    tile_columns,
+    to_tiles,
+)
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, f32, i32
 from aerie.kernel_builder.spec import (
     Allowance,
@@ -37,30 +48,8 @@ from aerie.kernel_builder.spec import (
 )
 from aerie.kernel_builder.values import ExternalFunction
 
-LANES = 16
-"""Elements of one vector operation in gated_delta_rule.cc."""
 GROUP = 16
 """Most positions of one DMA: in heads of 128 they take 12.5 KiB of L1."""
-TILE = 32
-"""Most columns of a unit: of 128 keys they take 16 KiB of L1."""
-DECAY, RATE, PRESENT = range(3)
-"""The numbers of a row's gates, f32 in the place of LANES elements of bf16."""
-
-
-def row_width(key_dim: int, value_dim: int) -> int:
-    """Elements of a position's row: query, key, gates, value."""
-    return 2 * key_dim + LANES + value_dim
-
-
-def tile_columns(value_dim: int) -> int:
-    """Columns of a unit's part of the state."""
-    return largest_divisor(value_dim, TILE, LANES)
-
-
-def state_shape(heads: int, key_dim: int, value_dim: int) -> tuple[int, int, int]:
-    """The shape of a state: (units, keys, columns of a unit). The units of a head follow each other."""
-    tile = tile_columns(value_dim)
-    return heads * (value_dim // tile), key_dim, tile
 
 
 def held(group: int, key_dim: int, value_dim: int) -> CoreBuffers:
@@ -72,6 +61,11 @@ def held(group: int, key_dim: int, value_dim: int) -> CoreBuffers:
         "l1_state": (L1((key_dim, tile), f32), 2),
         "l1_out": (L1((group, tile), bf16), 1),
     }
+
+
+def l1_bytes_of_page(key_dim: int, value_dim: int) -> int:
+    """Bytes of L1 that a core needs for a page of positions."""
+    return l1_bytes(held(GROUP, key_dim, value_dim))
 
 
 def build(
@@ -163,21 +157,6 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
 
 def _unit(x: Array) -> Array:
     return np.asarray(x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6))
-
-
-def from_tiles(state: Array, heads: int) -> Array:
-    """A state of `state_shape` as (heads, keys, values)."""
-    units, keys, tile = state.shape
-    return np.asarray(
-        state.reshape(heads, units // heads, keys, tile).swapaxes(1, 2).reshape(heads, keys, -1)
-    )
-
-
-def to_tiles(state: Array) -> Array:
-    """A state (heads, keys, values) in the order of `state_shape`."""
-    heads, keys, values = state.shape
-    tile = tile_columns(values)
-    return np.asarray(state.reshape(heads, keys, values // tile, tile).swapaxes(1, 2).reshape(-1, keys, tile))
 
 
 def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str, Array]:
