@@ -166,8 +166,8 @@ def _check_delta(shape: ModelShape, device: DeviceModel) -> None:
     if shape.delta_width != shape.q_dim:
         raise UnsupportedShapeError(
             f"delta_value_heads * delta_value_dim={shape.delta_width} is not n_heads * head_dim="
-            f"{shape.q_dim}, and layers with linear attention share the output projection's program with those "
-            "with attention",
+            f"{shape.q_dim}, and layers with linear attention share the output projection's program with "
+            "those with attention",
             f"the nearest legal value is {shape.q_dim}",
         )
     most = gated_delta_rule.l1_bytes_of_page(shape.delta_key_dim, shape.delta_value_dim)
