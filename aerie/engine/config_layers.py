@@ -53,8 +53,13 @@ def read_layers_with_conv(
             f"{config.path}: layer_types has {len(kinds)} entries for {layers} layers, {len(conv)} of them "
             f"{other!r}; each layer needs one, and one layer at least {FULL!r}: fetch it again"
         )
-    entry, taps = ("linear_conv_kernel_dim", DELTA_TAPS) if family.has_delta else ("conv_L_cache", CONV_TAPS)
-    return conv, config.positive_int(entry, default=taps, most=MAX_TAPS)
+    entry = "linear_conv_kernel_dim" if family.has_delta else "conv_L_cache"
+    return conv, config.positive_int(entry, default=taps_of(family), most=MAX_TAPS)
+
+
+def taps_of(family: ModelFamily) -> int:
+    """Rows that its convolutions read, where config.json does not say."""
+    return DELTA_TAPS if family.has_delta else CONV_TAPS
 
 
 def state_kind(family: ModelFamily) -> str:

@@ -61,7 +61,7 @@ class DeltaCalls:
             self._calls.host("state read", self._states.gather_run(state, run, self._run))
             inputs: Arrays = {"delta_rows": self._run, "state": self._states.state_before(state, run)}
             made = self._calls.run(rule, bo_key=key, on_device=(), **inputs)
-            self._out[run.rows] = made["rule_out"][run.first : run.end]
+            self._out[run.start : run.stop] = made["rule_out"][run.first : run.end]
             self._states.store_state(state, run, made["state_out"])
 
     def gate(self, program: Program, layer: int, projected: Arrays) -> BF16Array:

@@ -59,10 +59,11 @@ def delta_states(layers: tuple[int, ...], heads: DeltaHeads) -> LayerStates:
 
 
 class DeltaRun(NamedTuple):
-    """Rows of a call that lie in one page: the rows of the call, the page, the position in the page of the
-    first of these rows, and the page before it, BEFORE_START if there is none."""
+    """Rows of a call that lie in one page: start to stop of the call's rows, the page, the position in the
+    page of the first of these rows, and the page before it, BEFORE_START if there is none."""
 
-    rows: slice
+    start: int
+    stop: int
     page: int
     first: int
     page_before: int
@@ -70,7 +71,7 @@ class DeltaRun(NamedTuple):
     @property
     def end(self) -> int:
         """Positions of the page up to the last of these rows."""
-        return self.first + self.rows.stop - self.rows.start
+        return self.first + self.stop - self.start
 
 
 class DeltaStates:
@@ -181,7 +182,7 @@ def _runs(positions: NDArray[np.int64]) -> Iterator[DeltaRun]:
         place = int(places[start])
         before = int(positions[start, PAGE_SIZE - 1 - place])
         page_before = BEFORE_START if before == BEFORE_START else before // PAGE_SIZE
-        yield DeltaRun(slice(start, stop), int(pages[start]), place, page_before)
+        yield DeltaRun(start, stop, int(pages[start]), place, page_before)
 
 
 def decays_and_rates(gates: BF16Array, heads: int, a_log: BF16Array, dt_bias: BF16Array) -> F32Array:

@@ -16,7 +16,6 @@ FAMILY = ModelFamily(
     default_positions=32768,
     kv_heads=4,
     head_dim=256,
-    default_rope={"rope_type": "default", "rope_theta": 10000.0},
     has_partial_rotary=True,
     partial_rotary=0.25,
     full_attention_interval=4,
