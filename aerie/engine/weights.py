@@ -23,7 +23,7 @@ from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.errors import WeightsError
 from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.model_family import FUSED
-from aerie.engine.numerics import BF16Array
+from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.pooling import SCORE_ROWS
 from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
@@ -263,6 +263,13 @@ class HeadRows(NamedTuple):
     parts: int
     kind: str = BF16
 
+    def read(self) -> BF16Array:
+        """All of it, in an array of its own."""
+        rows, *more = self.tensor.shape
+        out = np.empty((rows // self.parts, *more), bf16)
+        self(out)
+        return out
+
     def __call__(self, out: BF16Array) -> None:
         for head, rows in enumerate(np.split(out, len(out) // self.size)):
             self.tensor.part((head * self.parts + self.number) * self.size, self.size)(rows)
@@ -274,6 +281,12 @@ class StackedRows(NamedTuple):
     tensors: tuple[Tensor, ...]
     rows: int
     kind: str = BF16
+
+    def read(self) -> BF16Array:
+        """All of it, in an array of its own."""
+        out = np.empty((self.rows, *self.tensors[0].shape[1:]), bf16)
+        self(out)
+        return out
 
     def __call__(self, out: BF16Array) -> None:
         first = 0
