@@ -129,6 +129,7 @@ OTHER_ARCHITECTURES = (
         "its linear attention is that of Qwen3.5, which runs, and it is a mixture of experts, in which each "
         "token takes weights of its own",
     ),
+    ("qwen35", "its files in GGUF have other names and other orders of its heads: take those in safetensors"),
     (
         "mamba jamba bamba falconh1 lfm rwkv nemotronh kimilinear recurrent",
         "it has layers that keep a state instead of keys and values",

@@ -7,15 +7,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.delta_states import DeltaStates, decays_and_rates, delta_states
+from aerie.engine.errors import ConfigError
 from aerie.engine.forward import decode_step, prefill
+from aerie.engine.layer_states import BEFORE_START, DeltaHeads
+from aerie.engine.numerics import bf16
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_manager import PAGE_SIZE
 from aerie.engine.page_pool import PagedSequence
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.saved_sequence import restore_sequence, save_sequence
 from aerie.engine.session import Session
+from aerie.kernel_builder.delta_rows import state_shape
+from aerie.runtime import select_backend
 from tests.engine.scheduling import Family, Listening, session_of
 from tests.engine.test_drawn_schedules import check as check_drawn_schedules
 from tests.engine.test_layer_states import bits, together
@@ -52,6 +64,81 @@ def family(folder: Path) -> Family:
 
 def test_logits_are_those_of_transformers(against: Any, folder: Path, session: Session) -> None:
     against.check(session.model, folder, 71, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"seq_len": 64},
+            "--seq-len (SEQ_LEN) asks for programs of 64 tokens, and linear attention has programs of rows "
+            "alone, which go on from a state in pages: leave it out",
+        ),
+        (
+            {"weights": "q4"},
+            "--weights (WEIGHTS) is 'q4', and linear attention has no programs of weights in blocks: leave it "
+            "out, for bf16",
+        ),
+        (
+            {"context_end": "shift"},
+            "context_end (CONTEXT_END) is 'shift', which drops tokens, and 2 layers of this model keep a "
+            "state, not keys and values: what these keep does not move with the positions behind: leave "
+            "context_end out",
+        ),
+        (
+            {"devices": (0, 1)},
+            "2 devices cannot share this model (4 query heads, 2 key/value heads, FFN width 512): it has "
+            "linear attention, whose heads are not divided among devices; what works: 1",
+        ),
+    ],
+)
+def test_what_is_not_built_is_refused(folder: Path, options: Any, message: str) -> None:
+    chosen = RuntimeOptions(
+        **{"seq_len": None, "backend": select_backend("virtual"), "cache_dir": default_cache_dir()} | options
+    )
+    with pytest.raises(UserError) as caught:
+        prepare_runtime(open_checkpoint(folder), chosen, Reporter())
+    assert str(caught.value) == message
+
+
+def test_a_wide_value_that_the_output_projection_has_not(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint(seed=7, **QWEN | {"linear_value_head_dim": 32})
+    chosen = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
+    with pytest.raises(ConfigError, match=r"delta_value_heads \* delta_value_dim=128 is not .*=256, and la"):
+        prepare_runtime(open_checkpoint(folder), chosen, Reporter())
+
+
+def test_the_state_of_a_page_comes_back_from_its_rows() -> None:
+    """And the rows of a call are cut at the ends of pages."""
+    heads = DeltaHeads(1, 2, 16, 32)
+    layers = delta_states((0,), heads)
+    states = DeltaStates([np.zeros((1, 3 * PAGE_SIZE, layers.width), bf16)], heads, 4)
+    at = np.arange(PAGE_SIZE - 1, PAGE_SIZE + 2)[:, None] + np.arange(-PAGE_SIZE, 1)
+    states.set_positions(np.where(at < 0, BEFORE_START, at + PAGE_SIZE))
+    first, second = states.runs
+    assert first == (0, 1, 1, PAGE_SIZE - 1, BEFORE_START)
+    assert second == (1, 3, 2, 0, 1)
+    assert not states.state_before(0, first).any()
+    state = np.random.default_rng(0).standard_normal(state_shape(2, 16, 32)).astype(np.float32)
+    states.store_state(0, second, 2 * state)  # which is not at the end of its page
+    states.store_state(0, first, state)
+    assert states.state_before(0, second).tobytes() == state.tobytes()
+    with pytest.raises(IndexError, match=r"positions 0..192 in a pool of 192"):
+        states.set_positions(np.full((1, PAGE_SIZE + 1), 192) * (np.arange(PAGE_SIZE + 1) > 0))
+
+
+def test_decays_and_rates_are_those_of_transformers() -> None:
+    """At numbers so large that exp would overflow too."""
+    torch = pytest.importorskip("torch")
+    given = np.array([[0.5, -200, 90, 1, -120, 3, 7, 7]], np.float32).astype(bf16)
+    a_log, dt_bias = np.array([0.3, -2, 1], bf16), np.array([1, 0.5, -1], bf16)
+    found = decays_and_rates(given, 3, a_log, dt_bias)[0]
+    a, b, log, bias = (
+        torch.from_numpy(x.astype(np.float32)) for x in (given[0, :3], given[0, 3:6], a_log, dt_bias)
+    )
+    decay = (-log.exp() * torch.nn.functional.softplus(a + bias)).exp()
+    np.testing.assert_allclose(found[:, 0], decay.numpy(), rtol=1e-6, atol=1e-30)
+    assert found[:, 1].tolist() == b.bfloat16().sigmoid().float().tolist()
 
 
 def test_a_prompt_in_parts_has_the_bits_of_the_whole(against: Any, session: Session) -> None:
