@@ -34,7 +34,7 @@ from aerie.engine.programs import (
     layers_of,
     program_flops,
 )
-from aerie.engine.quantisers import QUANTISERS
+from aerie.engine.quantised import QUANTISERS
 from aerie.engine.reporter import OnProgress, Reporter
 from aerie.engine.tensor_parallel import part_config
 from aerie.engine.variant_set import GUIDE, MAX_TAIL_ROWS, ROWS, VariantSet
@@ -138,8 +138,8 @@ class RuntimeOptions:
             )
         if self.weights in QUANTISERS:
             raise UserError(
-                f"--weights (WEIGHTS) is {self.weights!r}, and linear attention has no programs of weights in "
-                "blocks: leave it out, for bf16"
+                f"--weights (WEIGHTS) is {self.weights!r}, and linear attention has no programs of weights "
+                "in blocks: leave it out, for bf16"
             )
         return self._variant_set(config)
 

@@ -60,7 +60,7 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
     """What a layer of this model has, by the names of the programs' arguments."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     query = config.num_attention_heads * config.head_dim
-    mixed = hidden if layer in config.layers_with_conv and not config.delta else query
+    mixed = hidden if layer in config.layers_with_conv else query
     key_value = config.num_key_value_heads * config.head_dim
     shapes: Shapes = {
         "attn_norm": (hidden,),
@@ -82,7 +82,7 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
         "ffn_post_norm": (hidden,),
         **dict.fromkeys(CONV_PROJECTIONS, (hidden, hidden)),
         "w_conv": (hidden, 1, config.conv_taps),
-        **(_delta_shapes(config, config.delta) if config.delta else {}),
+        **(_delta_shapes(config, config.delta) if config.delta and layer in config.layers_with_conv else {}),
     }
     return {field: shapes[field] for field in config.layer_tensors(layer)}
 

@@ -22,7 +22,9 @@ class NumpyRowsRunner(NumpyRunner):
     def shared_array(self, name, argument):
         return np.zeros(argument.shape, argument.dtype.numpy)
 
-    def rms_gemms_rope(self, rope_rows, wg=None, **arrays):
+    def rms_gemms_rope(self, rope_lut=None, rope_rows=None, wg=None, **arrays):
+        """rope_lut: of six programs, none here."""
+        assert rope_lut is None
         values = self.before_attention(gemm, rope_rows, **arrays)
         return values if wg is None else values | {"attn_gate": gemm(wg, values["normed"])}
 
@@ -56,6 +58,7 @@ class NumpyRowsRunner(NumpyRunner):
     def delta_rule(self, delta_rows, state):
         """A head's row: query, key, decay, rate and whether it is there in f32, value."""
         delta, results = self.config.delta, []
+        assert delta
         tiles = state.reshape(delta.values, -1, *state.shape[1:])
         states = np.concatenate([*tiles.swapaxes(0, 1)], axis=-1).astype(np.float64)
         at = 2 * delta.key_dim

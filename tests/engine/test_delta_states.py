@@ -76,8 +76,8 @@ def test_logits_are_those_of_transformers(against: Any, folder: Path, session: S
         ),
         (
             {"weights": "q4"},
-            "--weights (WEIGHTS) is 'q4', and linear attention has no programs of weights in blocks: leave it "
-            "out, for bf16",
+            "--weights (WEIGHTS) is 'q4', and linear attention has no programs of weights in blocks: leave "
+            "it out, for bf16",
         ),
         (
             {"context_end": "shift"},

@@ -198,7 +198,7 @@ def with_linear_attention(shape, number):
     cosine of 0.997 to exact ones.
     """
     head_dim, part = ((64, 0.5), (128, 0.25), (96, 1.0), (64, 1.0))[number % 4]
-    query_heads, layers = min(shape["num_attention_heads"], 4), 2 + number % 3
+    query_heads, layers = min(shape["num_attention_heads"], 4), (2, 3, 3, 2)[number % 4]
     value_heads = query_heads * head_dim // 32
     kinds = ("linear_attention", "full_attention", "linear_attention")
     return shape | {
