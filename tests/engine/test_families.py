@@ -213,7 +213,7 @@ def with_linear_attention(shape, number):
         "linear_value_head_dim": 32,
         "linear_key_head_dim": (16, 48, 32, 64)[number % 4],
         "linear_conv_kernel_dim": (4, 3)[number % 2],
-        "seed": (20, 1, 12, 3)[number % 4],
+        "seed": (20, 1, 42, 3)[number % 4],
     }
 
 
