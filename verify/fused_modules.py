@@ -50,12 +50,14 @@ def module_part(layer: Any, path: str) -> tuple[Any, Any]:
 def _half_of_heads(layer: Any, half: int) -> tuple[Any, list[int]] | None:
     """The queries' projection, where each head of it has a half for the gate, and the columns of one of the
     halves; None where it has none."""
-    attention = layer.self_attn
-    heads, size = attention.config.num_attention_heads, attention.head_dim
-    if getattr(attention, "q_proj", None) is None or attention.q_proj.out_features != 2 * heads * size:
+    product, config = (getattr(layer.self_attn, name, None) for name in ("q_proj", "config"))
+    if product is None or config is None:
+        return None
+    heads, size = config.num_attention_heads, layer.self_attn.head_dim
+    if product.out_features != 2 * heads * size:
         return None
     columns = ((2 * head + half) * size + each for head in range(heads) for each in range(size))
-    return attention.q_proj, [*columns]
+    return product, [*columns]
 
 
 def module_path(layer: Any, path: str) -> str:
