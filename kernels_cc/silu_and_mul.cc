@@ -1,6 +1,6 @@
 // SwiGLU's activation: out = silu(gate) * up, silu(g) = g / (1 + exp(-g)). With the macro GELU that of GeGLU: the tanh form
-// of GELU, 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g + 0.044715 g^3). With the macro NO_ACTIVATION
-// the gate is taken as it is.
+// of GELU, 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g + 0.044715 g^3). With the macro SIGMOID
+// the gate is sigmoid(g) alone, with NO_ACTIVATION it is taken as it is.
 //
 // The core's tanh gives bf16, and 1 + tanh(g / 2) cancels for negative gates. So the sigmoid is computed from e = exp(-|g|),
 // which never exceeds 1: 1 / (1 + e) for g >= 0 and e / (1 + e) for g < 0. The only large error is the rounding of e to bf16,
@@ -59,7 +59,11 @@ inline F32 sigmoid(const Bf16& gate) {
   return aie::mul(numerator, inverse(aie::add(one, e))).to_vector<float>();
 }
 
+#ifdef SIGMOID
+inline Bf16 activated(const Bf16& gate) { return Acc(sigmoid(gate)).to_vector<bfloat16>(); }
+#else
 inline Bf16 activated(const Bf16& gate) { return aie::mul(as_f32(gate), sigmoid(gate)).to_vector<bfloat16>(); }
+#endif
 #endif
 
 }  // namespace

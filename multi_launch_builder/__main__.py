@@ -39,6 +39,11 @@ SHAPE_HELP = {
     "norm_round_once": "RMSNorms round after the product with the weight alone, as in OLMo 2",
     "norm_weight_offset": "what RMSNorms add to their weights, 0 or 1",
     "conv_taps": "rows that a short convolution reads, in layers that have one; 0: none has",
+    "delta_key_heads": "key heads of linear attention, in layers that have it; 0: none has",
+    "delta_value_heads": "its value heads",
+    "delta_key_dim": "elements of its key heads",
+    "delta_value_dim": "elements of its value heads",
+    "attention_gate": "what attention gives is multiplied with a gate, as in Qwen3.5",
 }
 """What each field of a ModelShape is, for the help."""
 

@@ -90,12 +90,12 @@ def _product(label: str, rows: int | None, k: int, n: int, x: str, weight: str, 
     return LaunchPlan(label, "gemm_rows" if few else "gemm", parameters, {"a": x, "b": weight, "c": out})
 
 
-def _projection(name: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> LaunchPlan:
+def projection(name: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> LaunchPlan:
     """As `_product`, labelled as a GEMM of rows, or the GEMV of one token."""
     return _product(f"{name}_{'gemv' if rows is None else 'gemm'}", rows, k, n, x, weight, out)
 
 
-def _norm(
+def norm_of_residual(
     label: str, rows: int | None, shape: ModelShape, x: str, weight: str, out: str = "normed"
 ) -> LaunchPlan:
     """out = RMSNorm of x."""
@@ -129,17 +129,33 @@ def plan_before_attention(
         ("x", _activation(rows, emb), Role.INPUT),
         *_before_arguments(shape, rows, "attn"),
         *(row for each in projections for row in each.arguments),
+        *_gate_arguments(shape, rows),
         (lut, _activation(rows, shape.rope_width), lut_role),
         *((f"{each.of}_roped", each.activation, Role.OUTPUT) for each in rotated),
     )
     steps = (
-        *((_norm("rms_norm", rows, shape, "x", "attn_norm"),) if shape.norm_before else ()),
+        *((norm_of_residual("rms_norm", rows, shape, "x", "attn_norm"),) if shape.norm_before else ()),
         *(each.product for each in projections),
+        *_gate_steps(shape, rows),
         *(each.bias for each in projections if shape.qkv_bias),
         *(each.norm for each in rotated if shape.qk_norm),
         *(each.rope(lut) for each in rotated),
     )
     return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
+
+
+def _gate_arguments(shape: ModelShape, rows: int | None) -> Rows:
+    """Arguments of the projection that gates what attention gives, if there is one."""
+    if not shape.attention_gate:
+        return ()
+    gate = ("attn_gate", _activation(rows, shape.q_dim), Role.OUTPUT)
+    return ("wg", (shape.q_dim, shape.emb_dim), Role.WEIGHT), gate
+
+
+def _gate_steps(shape: ModelShape, rows: int | None) -> tuple[LaunchPlan, ...]:
+    if not shape.attention_gate:
+        return ()
+    return (projection("g", rows, shape.emb_dim, shape.q_dim, "normed", "wg", "attn_gate"),)
 
 
 @dataclass(frozen=True)
@@ -193,7 +209,7 @@ class _Projection:
     def product(self) -> LaunchPlan:
         x = "normed" if self.shape.norm_before else "x"
         sizes = self.shape.emb_dim, self.width
-        return _projection(self.of, self.rows, *sizes, x, f"w{self.of}", self.product_output)
+        return projection(self.of, self.rows, *sizes, x, f"w{self.of}", self.product_output)
 
     @property
     def bias(self) -> LaunchPlan:
@@ -264,7 +280,7 @@ def _residual_steps(
 ) -> tuple[LaunchPlan, ...]:
     """out = residual + x, or residual + RMSNorm of x."""
     added = f"{of}_normed" if shape.norm_after else x
-    norm = _norm(f"{of}_post_norm", rows, shape, x, f"{of}_post_norm", added)
+    norm = norm_of_residual(f"{of}_post_norm", rows, shape, x, f"{of}_post_norm", added)
     sizes = {"rows": rows, "cols": shape.emb_dim, **shape.residual_parameters}
     add = LaunchPlan(f"{of}_add", "eltwise_add", sizes, {"a": residual, "b": added, "out": out})
     return (norm, add) if shape.norm_after else (add,)
@@ -288,8 +304,8 @@ def plan_before_conv(kind: str, shape: ModelShape, rows: int | None, name: str =
         ("gated", activation, Role.OUTPUT),
     )
     steps = (
-        _norm("rms_norm", rows, shape, "x", "attn_norm"),
-        *(_projection(of, rows, emb, emb, "normed", f"w_{of}", of) for of in CONV_PROJECTIONS),
+        norm_of_residual("rms_norm", rows, shape, "x", "attn_norm"),
+        *(projection(of, rows, emb, emb, "normed", f"w_{of}", of) for of in CONV_PROJECTIONS),
         _gate("conv_gate", shape, rows, "conv_b", "conv_x", "gated"),
     )
     return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
@@ -352,7 +368,7 @@ def _output_arguments(shape: ModelShape, rows: int | None, result_role: Role) ->
 
 
 def _output_projection(shape: ModelShape, rows: int | None) -> LaunchPlan:
-    return _projection("o", rows, shape.q_dim, shape.emb_dim, "attn_out", "wo", "proj")
+    return projection("o", rows, shape.q_dim, shape.emb_dim, "attn_out", "wo", "proj")
 
 
 def _ffn_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Rows:
@@ -375,11 +391,11 @@ def _ffn_steps(shape: ModelShape, rows: int | None) -> tuple[LaunchPlan, ...]:
     gated = {"gate": "gate", "up": "up", "out": "swiglu"}
     x = "normed" if shape.norm_before else "res1"
     return (
-        *((_norm("ffn_norm", rows, shape, "res1", "ffn_norm"),) if shape.norm_before else ()),
-        _projection("gate", rows, emb, hidden, x, "w_gate", "gate"),
-        _projection("up", rows, emb, hidden, x, "w_up", "up"),
+        *((norm_of_residual("ffn_norm", rows, shape, "res1", "ffn_norm"),) if shape.norm_before else ()),
+        projection("gate", rows, emb, hidden, x, "w_gate", "gate"),
+        projection("up", rows, emb, hidden, x, "w_up", "up"),
         LaunchPlan("swiglu", "swiglu", {"rows": rows, "cols": hidden} | shape.activation_parameters, gated),
-        _projection("down", rows, hidden, emb, "swiglu", "w_down", "down"),
+        projection("down", rows, hidden, emb, "swiglu", "w_down", "down"),
     )
 
 

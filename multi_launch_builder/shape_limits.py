@@ -9,8 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aerie.device.npu2 import NPU2, DeviceModel
-from aerie.kernel_builder import gemm_tiles
-from aerie.kernel_builder.kernels import bias_add, flash_attention, gemv, rms_norm, rope, short_conv
+from aerie.kernel_builder import delta_rows, gemm_tiles
+from aerie.kernel_builder.kernels import (
+    bias_add,
+    flash_attention,
+    gated_delta_rule,
+    gemv,
+    rms_norm,
+    rope,
+    short_conv,
+)
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
 
 
@@ -90,7 +98,9 @@ def check_shape(shape: ModelShape, device: DeviceModel = NPU2) -> None:
         _check_norm_of_heads(shape, device)
     if shape.qkv_bias:
         _check_bias(shape, device)
-    if shape.conv_taps:
+    if shape.has_delta:
+        _check_delta(shape, device)
+    elif shape.conv_taps:
         _check_conv(shape, device)
     if not shape.rms_norm_eps > 0:
         raise UnsupportedShapeError(
@@ -138,6 +148,42 @@ def _check_conv(shape: ModelShape, device: DeviceModel) -> None:
         raise UnsupportedShapeError(
             f"emb_dim={shape.emb_dim} divides into shares of {share} for the cores of a convolution of "
             f"{shape.conv_taps} taps, and a core holds {max_columns}",
+            f"legal is what {device.columns} cores share, up to {max_columns * device.columns}",
+        )
+
+
+def _check_delta(shape: ModelShape, device: DeviceModel) -> None:
+    """The sizes of linear attention."""
+    lanes = "a core takes 16 elements at a time"
+    _check_multiple("delta_key_dim", shape.delta_key_dim, delta_rows.LANES, lanes)
+    norm = "a norm of heads takes whole vectors of 512 bits"
+    _check_multiple("delta_value_dim", shape.delta_value_dim, 2 * rms_norm.LANES, norm)
+    if shape.delta_value_heads % shape.delta_key_heads:
+        raise UnsupportedShapeError(
+            f"delta_key_heads={shape.delta_key_heads} does not divide delta_value_heads="
+            f"{shape.delta_value_heads}, so the value heads cannot share them evenly"
+        )
+    if shape.delta_width != shape.q_dim:
+        raise UnsupportedShapeError(
+            f"delta_value_heads * delta_value_dim={shape.delta_width} is not n_heads * head_dim="
+            f"{shape.q_dim}, and layers with linear attention share the output projection's program with "
+            "those with attention",
+            f"the nearest legal value is {shape.q_dim}",
+        )
+    most = gated_delta_rule.l1_bytes_of_page(shape.delta_key_dim, shape.delta_value_dim)
+    if most > device.l1_budget:
+        raise UnsupportedShapeError(
+            f"delta_key_dim={shape.delta_key_dim} and delta_value_dim={shape.delta_value_dim} take {most} "
+            f"bytes of a core's {device.l1_budget} of L1",
+            "the published models have 128 and 128",
+        )
+    share = short_conv.core_columns(shape.delta_mixed_width, device)
+    max_columns = short_conv.max_core_columns(shape.conv_taps, device)
+    if share > max_columns:
+        raise UnsupportedShapeError(
+            f"queries, keys and values of linear attention are {shape.delta_mixed_width} wide, which leaves "
+            f"{share} for each core of a convolution of {shape.conv_taps} taps, and a core holds "
+            f"{max_columns}",
             f"legal is what {device.columns} cores share, up to {max_columns * device.columns}",
         )
 

@@ -29,6 +29,8 @@ LM_HEAD_ROWS = 256
 """A partition has a block of eight rows for each of 32 cores, so that a product of several tokens finds cores
 to share it, whatever the vocabulary. For one token, eight cores do whole rounds of eight rows each.
 """
+GATE_COLUMNS = 64
+"""Columns that a product is rounded up to where a model asks for a few: rows of zeros fill its weight."""
 SEQ_LEN_STEP = 64
 """Rows of the highest K and V tile of flash_attn: whole tiles at every length, so padding changes no bit."""
 
@@ -50,7 +52,10 @@ class ModelShape:
     element (OLMo 2). norm_round_once, norm_weight_offset: the form of all RMSNorms, as
     kernel_builder/kernels/rms_norm.py has it. activation: of the FFN's gate,
     SILU or GELU. conv_taps: rows that a short convolution reads, which some layers have in place of attention
-    (LFM2); 0 means that no layer has one.
+    (LFM2); 0 means that no layer has one. delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim:
+    heads of linear attention and their elements, which some layers have in place of attention, behind a
+    convolution of `conv_taps` rows (Qwen3.5); 0 means that no layer has it. attention_gate: what attention
+    gives is multiplied with the sigmoid of a projection of its own.
     """
 
     emb_dim: int
@@ -72,6 +77,11 @@ class ModelShape:
     norm_round_once: bool = False
     norm_weight_offset: int = 0
     conv_taps: int = 0
+    delta_key_heads: int = 0
+    delta_value_heads: int = 0
+    delta_key_dim: int = 0
+    delta_value_dim: int = 0
+    attention_gate: bool = False
 
     @property
     def norm_parameters(self) -> dict[str, float]:
@@ -104,6 +114,26 @@ class ModelShape:
     def residual_parameters(self) -> dict[str, float]:
         """What the residual adds are given besides sizes."""
         return {} if self.residual_scale == 1 else {"scale": self.residual_scale}
+
+    @property
+    def has_delta(self) -> bool:
+        """Whether some layers have linear attention."""
+        return self.delta_value_heads > 0
+
+    @property
+    def delta_width(self) -> int:
+        """Width of all values of linear attention together."""
+        return self.delta_value_heads * self.delta_value_dim
+
+    @property
+    def delta_mixed_width(self) -> int:
+        """Width of all queries, keys and values of linear attention together, which its convolution mixes."""
+        return 2 * self.delta_key_heads * self.delta_key_dim + self.delta_width
+
+    @property
+    def delta_gates_width(self) -> int:
+        """Columns of the product that gives decays and rates: two for each head, rounded up."""
+        return -(-2 * self.delta_value_heads // GATE_COLUMNS) * GATE_COLUMNS
 
     @property
     def q_dim(self) -> int:

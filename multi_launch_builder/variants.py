@@ -6,6 +6,11 @@
     lm_head_ar{n}             x -> logits_0..7                          as lm_head_gemv, of 8, 16 or 32 rows
     rms_gemms_gate_ar{n}      x -> gated, conv_c                        in layers with a short convolution
     short_conv_ar{n}          conv_rows, conv_c -> attn_out
+    rms_gemms_delta_ar{n}     x -> delta_qkv, delta_z, delta_ab         in layers with linear attention
+    delta_conv_ar{n}          conv_rows -> mixed
+    delta_rule_ar64           delta_rows, state -> rule_out, state_out  a page of one sequence
+    delta_gate_ar{n}          delta_out, delta_z -> attn_out
+    attn_gate_ar{n}           attended, attn_gate -> attn_out           where attention has a gate
     o_ar{n}, ffn_ar{n}        attn_out -> proj, res1 -> down            o_ffn on one of several devices
 
 The two of a convolution stand in the place of the first two in layers without attention: between them the
@@ -34,7 +39,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, i32
-from aerie.multi_launch_builder import programs
+from aerie.multi_launch_builder import delta_programs, programs
 from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 
@@ -139,6 +144,21 @@ PLANS: dict[str, Callable[[ModelShape, int, int], ProgramPlan]] = {
     "short_conv": lambda shape, rows, _: programs.plan_conv(
         "short_conv", shape, rows, program_name("short_conv", rows)
     ),
+    "rms_gemms_delta": lambda shape, rows, _: delta_programs.plan_before_delta(
+        "rms_gemms_delta", shape, rows, program_name("rms_gemms_delta", rows)
+    ),
+    "delta_conv": lambda shape, rows, _: delta_programs.plan_delta_conv(
+        "delta_conv", shape, rows, program_name("delta_conv", rows)
+    ),
+    "delta_rule": lambda shape, rows, _: delta_programs.plan_delta_rule(
+        "delta_rule", shape, program_name("delta_rule", rows)
+    ),
+    "delta_gate": lambda shape, rows, _: delta_programs.plan_delta_gate(
+        "delta_gate", shape, rows, program_name("delta_gate", rows)
+    ),
+    "attn_gate": lambda shape, rows, _: delta_programs.plan_attention_gate(
+        "attn_gate", shape, rows, program_name("attn_gate", rows)
+    ),
     "o": lambda shape, rows, _: programs.plan_attention_output("o", shape, rows, program_name("o", rows)),
     "ffn": lambda shape, rows, _: programs.plan_ffn("ffn", shape, rows, program_name("ffn", rows)),
     "lm_head": lambda shape, rows, _: programs.plan_lm_head(
@@ -155,7 +175,8 @@ CONV_ROW_KINDS = ("rms_gemv_gate", "short_conv_row")
 
 
 def program_name(kind: str, rows: int, context: int = 0) -> str:
-    """The name of a program of several rows."""
+    """The name of a program of several rows. The delta rule takes a page, whatever the rows of the call."""
+    rows = delta_programs.RUN if kind == "delta_rule" else rows
     return f"{kind}_ar{rows}_cl{context}" if kind in CONTEXT_KINDS else f"{kind}_ar{rows}"
 
 
@@ -186,10 +207,29 @@ CONV_LAYER_KINDS = ("rms_gemms_gate", "short_conv", "o_ffn")
 """The kinds that take rows through a layer with a short convolution."""
 
 
+DELTA_LAYER_KINDS = ("rms_gemms_delta", "delta_conv", "delta_rule", "delta_gate", "o_ffn")
+"""The kinds that take rows through a layer with linear attention."""
+GATED_LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "attn_gate", "o_ffn")
+"""The kinds that take rows through a layer whose attention has a gate."""
+
+
+def attention_layer_kinds(shape: ModelShape) -> tuple[str, ...]:
+    """The kinds that take rows through a layer with attention."""
+    return GATED_LAYER_KINDS if shape.attention_gate else LAYER_KINDS
+
+
+def state_layer_kinds(shape: ModelShape) -> tuple[str, ...]:
+    """The kinds that take rows through a layer without attention; none where a model has no such layers."""
+    if shape.has_delta:
+        return DELTA_LAYER_KINDS
+    return CONV_LAYER_KINDS if shape.conv_taps else ()
+
+
 def plan_variant_programs(
-    shape: ModelShape, variants: Iterable[Variant], layer: Sequence[str] = LAYER_KINDS
+    shape: ModelShape, variants: Iterable[Variant], layer: Sequence[str] = ()
 ) -> dict[str, ProgramPlan]:
-    """The plans of all programs that these variants need, by name, each once. layer: the kinds of a layer.
+    """The plans of all programs that these variants need, by name, each once. layer: the kinds of a layer
+    with attention; () means those of one device.
 
     Every variant of several rows has the LM head of 8 rows, because decode continues from its last row; those
     of 16 and 32 rows come with variants of as many. Does not check that the kernels accept the shape
@@ -201,10 +241,11 @@ def plan_variant_programs(
 
 def _plans_of(shape: ModelShape, variant: Variant, layer: Sequence[str]) -> Iterator[ProgramPlan]:
     if variant.rows == 1:
-        kinds = (*ONE_ROW_KINDS, *(CONV_ROW_KINDS if shape.conv_taps else ()))
+        has_rows = shape.conv_taps and not shape.has_delta
+        kinds = (*ONE_ROW_KINDS, *(CONV_ROW_KINDS if has_rows else ()))
         yield from programs.plan_programs(shape, variant.context, kinds).values()
         return
-    for kind in dict.fromkeys((*layer, *(CONV_LAYER_KINDS if shape.conv_taps else ()))):
+    for kind in dict.fromkeys((*(layer or attention_layer_kinds(shape)), *state_layer_kinds(shape))):
         yield PLANS[kind](shape, variant.rows, variant.context)
     for rows in dict.fromkeys((LM_HEAD_ROWS[0], variant.rows)):
         if rows in LM_HEAD_ROWS:

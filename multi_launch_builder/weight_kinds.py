@@ -21,6 +21,7 @@ MATRICES: Mapping[str, Sequence[str]] = {
     "rms_gemv_rope": ("wq", "wk", "wv"),
     "rms_gemms_gate": ("w_conv_b", "w_conv_c", "w_conv_x"),
     "rms_gemv_gate": ("w_conv_b", "w_conv_c", "w_conv_x"),
+    "rms_gemms_delta": ("w_qkv", "w_z", "w_ab"),
     "o_ffn": ("wo", "w_gate", "w_up", "w_down"),
     "o_gemv_ffn": ("wo", "w_gate", "w_up", "w_down"),
     "o": ("wo",),

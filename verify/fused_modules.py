@@ -28,9 +28,15 @@ _OTHERWISE = {
 """What LFM2 calls modules of a layer, and of the model, by Llama's names."""
 
 
-def module_part(layer: Any, path: str) -> tuple[Any, slice]:
+HALVES_OF_HEADS = ("self_attn.q_proj", "self_attn.g_proj")
+"""The parts that each head of the queries' projection has where attention has a gate."""
+
+
+def module_part(layer: Any, path: str) -> tuple[Any, Any]:
     """The module at `path` of a layer or model, or the one that has it, and its columns in the output."""
     path = module_path(layer, path)
+    if path in HALVES_OF_HEADS and (found := _half_of_heads(layer, HALVES_OF_HEADS.index(path))):
+        return found
     for fields, (whole, *_) in FUSED.items():
         parts = [_NAMES[field].rpartition(".")[0] for field in fields]
         if path in parts and not _has(layer, path):
@@ -39,6 +45,19 @@ def module_part(layer: Any, path: str) -> tuple[Any, slice]:
             first = sum(widths[: parts.index(path)])
             return module, slice(first, first + widths[parts.index(path)])
     return layer.get_submodule(path), slice(None)
+
+
+def _half_of_heads(layer: Any, half: int) -> tuple[Any, list[int]] | None:
+    """The queries' projection, where each head of it has a half for the gate, and the columns of one of the
+    halves; None where it has none."""
+    product, config = (getattr(layer.self_attn, name, None) for name in ("q_proj", "config"))
+    if product is None or config is None:
+        return None
+    heads, size = config.num_attention_heads, layer.self_attn.head_dim
+    if product.out_features != 2 * heads * size:
+        return None
+    columns = ((2 * head + half) * size + each for head in range(heads) for each in range(size))
+    return product, [*columns]
 
 
 def module_path(layer: Any, path: str) -> str:

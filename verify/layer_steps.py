@@ -15,9 +15,11 @@ from typing import Any, Protocol
 from aerie.engine.config import ModelConfig
 from aerie.kernel_builder.arguments import WRITTEN_ROLES
 from aerie.multi_launch_builder import ModelShape, round_up_seq_len
+from aerie.multi_launch_builder.delta_programs import plan_before_delta
 from aerie.multi_launch_builder.program import LaunchPlan as Launch
 from aerie.multi_launch_builder.program import ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import GATE_COLUMNS
 from aerie.verify.fused_modules import module_part, module_path, weight_of
 
 
@@ -32,6 +34,8 @@ class Bench(Protocol):
     def attend(self, attention: Any, query: Any, keys: Any, values: Any) -> Any: ...
 
     def convolve(self, conv: Any, rows: Any) -> Any: ...
+
+    def linear_attention(self, module: Any, mixed: Any, gates: Any, z: Any) -> Any: ...
 
 
 Compute = Callable[[Bench, Any, Mapping[str, Any]], Any]
@@ -51,6 +55,8 @@ KEYS, VALUES = "k_roped", "v"
 """The outputs of the first one for the KV cache, of all positions of a call."""
 STATE = "gated"
 """The output of the first one for the state of a short convolution, of all positions of a call."""
+DELTA_STATE, DELTA_GATES = "delta_qkv", "delta_ab"
+"""The outputs of the first one that linear attention keeps, of all positions of a call."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,25 @@ def _convolve(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
     return values["conv_c"] * bench.convolve(layer.conv, values["states"])
 
 
+def _attend_with_gate(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
+    import torch
+
+    return _attend(bench, layer, values) * torch.sigmoid(values["attn_gate"])
+
+
+def _delta_gates(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+    """What decays, then what rates are made of, then zeros up to the width of our product."""
+    import torch
+
+    module, x = layer.linear_attn, values["attn_norm"]
+    both = torch.cat([module.in_proj_a(x), module.in_proj_b(x)], dim=-1)
+    return torch.nn.functional.pad(both, (0, -both.shape[-1] % GATE_COLUMNS))
+
+
+def _linear_attention(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
+    return bench.linear_attention(layer.linear_attn, values["states"], values["gates"], values["delta_z"])
+
+
 def _product_alone(path: str) -> Compute:
     """The matrix product of the module at `path`, without its bias."""
 
@@ -197,6 +222,14 @@ KNOWN: dict[str, LayerStep] = {
     "conv_c": _product("conv_c", "attn_norm", "projection C of a convolution", "conv.c_proj"),
     "conv_x": _product("conv_x", "attn_norm", "projection x of a convolution", "conv.x_proj"),
     "conv_gate": LayerStep("conv_gate", "B times x, which is convolved", _gate, ("conv_b", "conv_x")),
+    "g": _product("attn_gate", "attn_norm", "projection of attention's gate", "self_attn.g_proj"),
+    "delta_qkv": _product(
+        "delta_qkv", "attn_norm", "queries, keys and values of linear attention", "linear_attn.in_proj_qkv"
+    ),
+    "delta_z": _product("delta_z", "attn_norm", "gate of linear attention", "linear_attn.in_proj_z"),
+    "delta_ab": LayerStep(
+        "delta_ab", "what decays and rates of linear attention are made of", _delta_gates, ("attn_norm",)
+    ),
     "o": _product("o", "attention", "output projection of attention", "self_attn.o_proj"),
     "attn_post_norm": _norm("attn_post_norm", "o", "RMSNorm of that", _FFN_NORM, "o"),
     "attn_add": LayerStep(
@@ -243,10 +276,25 @@ _CONV = LayerStep(
     ("conv_c", "states"), source=ValueSource(AFTER, "attn_out"), module_hook=("conv.out_proj", "in"),
 )  # fmt: skip
 """In the place of attention, between the two programs of a layer with a short convolution."""
-_CONV_OUTPUT = {
-    "o": _product("o", "conv", "output projection of the convolution", "conv.out_proj"),
+_GATED_ATTENTION = replace(
+    _ATTENTION,
+    meaning="softmax of the scores, times the values, times the sigmoid of its gate",
+    compute=_attend_with_gate,
+    inputs=("rope_q", "keys", "values", "attn_gate"),
+)
+_DELTA_STATE = LayerStep(
+    "delta_state", "queries, keys and values, as the layer's state holds them", _same, ("delta_qkv",)
+)
+_DELTA = LayerStep(
+    "delta", "linear attention: convolution, delta rule, norm of heads and gate", _linear_attention,
+    ("delta_z", "states", "gates"), source=ValueSource(AFTER, "attn_out"),
+    module_hook=("linear_attn.out_proj", "in"),
+)  # fmt: skip
+_OUTPUTS = {
+    _CONV.name: _product("o", "conv", "output projection of the convolution", "conv.out_proj"),
+    _DELTA.name: _product("o", "delta", "output projection of linear attention", "linear_attn.out_proj"),
 }
-"""What reads it."""
+"""What reads it, in layers without attention, by its name."""
 
 HEAD_STEPS = (
     LayerStep(
@@ -277,19 +325,36 @@ def head_steps(model: Any) -> tuple[LayerStep, ...]:
 
 MEANINGS = {
     step.name: step.meaning
-    for step in (_INPUT, *KNOWN.values(), *_CACHED, _ATTENTION, _STATE, _CONV, *HEAD_STEPS, DIVIDED_LOGITS)
+    for step in (
+        _INPUT,
+        *KNOWN.values(),
+        *_CACHED,
+        _ATTENTION,
+        _STATE,
+        _CONV,
+        _DELTA_STATE,
+        _DELTA,
+        *HEAD_STEPS,
+        DIVIDED_LOGITS,
+    )
 }
 
 
 @cache
 def layer_steps(shape: ModelShape, is_conv: bool = False) -> tuple[LayerStep, ...]:
-    """The steps of a layer with attention, or of one with a short convolution, in order, from the plans of a
-    model of this shape.
+    """The steps of a layer with attention, or of one without, in order, from the plans of a model of this
+    shape.
 
-    "before" is the value of the step before the layer; "keys", "values" and "states" are those of every
-    position so far, as the projections computed them. Raises ValueError for a launch that KNOWN lacks.
+    "before" is the value of the step before the layer; "keys", "values", "states" and "gates" are those of
+    every position so far, as the projections computed them. Raises ValueError for a launch that KNOWN lacks.
     """
-    plans = plan_programs(shape, round_up_seq_len(1))
+    rows = round_up_seq_len(1)
+    plans = plan_programs(shape, rows)
+    if is_conv and shape.has_delta:
+        before = plan_before_delta("rms_gemms_delta", shape, rows)
+        return plan_steps(before, plans["o_ffn"], (_DELTA_STATE,), _DELTA)
+    if shape.attention_gate:
+        return plan_steps(plans["rms_gemms_rope"], plans["o_ffn"], between=_GATED_ATTENTION)
     if is_conv:
         return plan_steps(plans["rms_gemms_gate"], plans["o_ffn"], (_STATE,), _CONV)
     return plan_steps(plans["rms_gemms_rope"], plans["o_ffn"])
@@ -311,10 +376,9 @@ def plan_steps(
     the host keeps of the first one, and of the program or the host's work between the two."""
     first = tuple(_with_sources(before, BEFORE, ("x",)))
     last = tuple(_with_sources(after, AFTER, ("x", "attn_out")))
-    if between is _CONV:
+    if output := _OUTPUTS.get(between.name):
         last = tuple(
-            replace(_CONV_OUTPUT[step.name], source=step.source) if step.name in _CONV_OUTPUT else step
-            for step in last
+            replace(output, source=step.source) if step.name == output.name else step for step in last
         )
     in_order = tuple(map(_placed(first, last), (_INPUT, *first, *stored, between, *last)))
     names = {step.name for step in in_order}

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie.engine.config import ModelConfig
+from aerie.engine.delta_states import delta_row
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
@@ -30,6 +31,8 @@ from aerie.verify.fused_modules import module_part
 from aerie.verify.layer_steps import (
     AFTER,
     BEFORE,
+    DELTA_GATES,
+    DELTA_STATE,
     KEYS,
     STATE,
     VALUES,
@@ -256,18 +259,27 @@ TOKEN = {BEFORE: "rms_gemv_rope", AFTER: "o_gemv_ffn"}
 """Kinds of the programs before and after attention: for several rows, and for one token."""
 BEFORE_CONV = {"rms_gemms_rope": "rms_gemms_gate", "rms_gemv_rope": "rms_gemv_gate"}
 """What layers with a short convolution have in place of those before attention."""
-BLOCK_KINDS = frozenset({*BLOCKS.values(), "rms_gemms_gate"})
-ATTENTION_KINDS = frozenset({"flash_attn", "cached_attn", "short_conv", "short_conv_row"})
-"""Kinds of the programs of attention and of convolutions. They are not recorded: their result is an input of
-the next program."""
-OF_ALL_POSITIONS = frozenset({KEYS, VALUES, STATE})
+BEFORE_DELTA = {"rms_gemms_rope": "rms_gemms_delta"}
+"""The same of layers with linear attention."""
+BLOCK_KINDS = frozenset({*BLOCKS.values(), "rms_gemms_gate", "rms_gemms_delta"})
+ATTENTION_KINDS = frozenset(
+    {
+        *("flash_attn", "cached_attn", "attn_gate"),
+        *("short_conv", "short_conv_row"),
+        *("delta_conv", "delta_rule", "delta_gate"),
+    }
+)
+"""Kinds of the programs of attention and of what layers without have. They are not recorded: their result is
+an input of the next program."""
+OF_ALL_POSITIONS = frozenset({KEYS, VALUES, STATE, DELTA_STATE, DELTA_GATES})
 """Arguments that are recorded for all positions, since later ones read them."""
 
 
 def _kind(kinds: Mapping[str, str], part: str, layer: int, config: ModelConfig) -> str:
     """The kind of a layer's program before attention or a convolution, or after it."""
     kind = kinds[part]
-    return BEFORE_CONV.get(kind, kind) if layer in config.layers_with_conv else kind
+    other = BEFORE_DELTA if config.delta else BEFORE_CONV
+    return other.get(kind, kind) if layer in config.layers_with_conv else kind
 
 
 def _layers(recorder: CallRecorder, kinds: Mapping[str, str], model: LoadedModel) -> list[StepValues]:
@@ -306,17 +318,30 @@ def _add_keys(
         before = [_kind(kind, BEFORE, layer, config) for kind in kinds]
         calls = [call for kind in before for call in recorder.calls_of_layer(kind, layer)]
         is_conv = layer in config.layers_with_conv
-        arguments = {"states": STATE} if is_conv else {"keys": KEYS, "values": VALUES}
+        arguments = _arguments(config) if is_conv else {"keys": KEYS, "values": VALUES}
         for step, argument in arguments.items():
             if calls:
                 values[step] = _rows([np.atleast_2d(call[argument]) for call in calls])
         held = (
-            {"state": cache.pool.states[model.state_index(layer)]}
+            _held_state(config, cache.pool.states[model.state_index(layer)])
             if is_conv
             else dict(zip(("cache_k", "cache_v"), cache.layers[model.kv_layer_index(layer)], strict=True))
         )
         at = recorded_pass.positions
         values |= {step: _rows([array[:, at].transpose(1, 0, 2)]) for step, array in held.items()}
+
+
+def _arguments(config: ModelConfig) -> dict[str, str]:
+    """What steps read of all positions in layers without attention, and the programs' arguments that have
+    it."""
+    return {"states": DELTA_STATE, "gates": DELTA_GATES} if config.delta else {"states": STATE}
+
+
+def _held_state(config: ModelConfig, state: BF16Array) -> dict[str, BF16Array]:
+    """What the steps compare of a layer's state, by step: of linear attention what its convolution reads."""
+    if config.delta:
+        return {"delta_state": state[..., delta_row(config.delta).before]}
+    return {"state": state}
 
 
 def _add_head(

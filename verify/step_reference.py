@@ -112,6 +112,32 @@ class StepReference:
         whole = self._family.causal_conv1d_fn(rows.T[None], conv.conv.weight.squeeze(1), conv.conv.bias)
         return whole[0].T[self.positions[0]]
 
+    def linear_attention(self, module: Any, mixed: Any, gates: Any, z: Any) -> Any:
+        """Linear attention up to its gate, at the positions of its result, by the functions and the norm that
+        the model's own forward pass calls. mixed, gates: of positions 0, 1, 2, ..., queries, keys and values
+        before the convolution, and what decays and rates are made of; z: the rows of the gate."""
+        import torch
+
+        taps, count = module.conv1d.weight.squeeze(1), module.num_v_heads
+        rows = self._family.causal_conv1d_fn(
+            mixed.T[None], taps, module.conv1d.bias, activation=module.activation
+        )[0].T[None]
+        widths = [module.key_dim, module.key_dim, module.value_dim]
+        sizes = [module.head_k_dim, module.head_k_dim, module.head_v_dim]
+        heads = [
+            part.unflatten(-1, (-1, size)).repeat_interleave(count * size // part.shape[-1], 2)
+            for part, size in zip(rows.split(widths, -1), sizes, strict=True)
+        ]
+        decay = -module.A_log.float().exp() * torch.nn.functional.softplus(
+            gates[None, :, :count].float() + module.dt_bias
+        )
+        out, _ = self._family.torch_chunk_gated_delta_rule(
+            *heads, g=decay, beta=gates[None, :, count : 2 * count].sigmoid(), use_qk_l2norm_in_kernel=True
+        )
+        chosen = out[0][self.positions[0]]
+        normed = module.norm(chosen.reshape(-1, module.head_v_dim), z.reshape(-1, module.head_v_dim))
+        return normed.reshape(z.shape)
+
     @property
     def head_dim(self) -> int:
         attending = (layer for layer in self.model.model.layers if hasattr(layer, "self_attn"))

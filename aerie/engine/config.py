@@ -12,6 +12,7 @@ from aerie.engine.config_file import read_config, read_generation
 from aerie.engine.config_layers import (
     MAX_LAYERS,
     ROTARY_PART,
+    read_delta_heads,
     read_layers_with_conv,
     read_layers_with_window,
     read_layers_without_rope,
@@ -21,11 +22,12 @@ from aerie.engine.config_layers import (
     read_window,
 )
 from aerie.engine.config_reader import ConfigReader, short
+from aerie.engine.delta_states import delta_states
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
 from aerie.engine.layer_masks import LayerMasks, layer_masks
-from aerie.engine.layer_states import LayerStates
+from aerie.engine.layer_states import DeltaHeads, LayerStates
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.numerics import bf16
 from aerie.engine.pooling import TextRoles
@@ -70,7 +72,8 @@ class ModelConfig:
     autoregressive model. draft_mask_id: the token in place of each further draft, of a model that drafts
     several in one pass. weight_kinds: of its matrices on the device. roles: what it is beside, or in place
     of, a model that answers. layers_with_conv: by number, those with a short convolution of `conv_taps` rows
-    in place of attention.
+    in place of attention. delta: of the linear attention that these layers have behind their convolution, or
+    None.
     """
 
     vocab_size: int
@@ -101,6 +104,7 @@ class ModelConfig:
     roles: TextRoles = field(default_factory=TextRoles, repr=False)  # keys and values are the same without
     layers_with_conv: frozenset[int] = frozenset()
     conv_taps: int = 0
+    delta: DeltaHeads | None = None
 
     def with_max_positions(self, most: int | None) -> ModelConfig:
         """The config of a session with at most so many positions. With more than longrope's original length
@@ -174,6 +178,8 @@ class ModelConfig:
     @property
     def states(self) -> LayerStates:
         """What layers without attention keep of each position."""
+        if self.delta:
+            return delta_states(tuple(sorted(self.layers_with_conv)), self.delta)
         reach = self.conv_taps - 1 if self.layers_with_conv else 0
         return LayerStates(tuple(sorted(self.layers_with_conv)), self.hidden_size, reach)
 
@@ -209,7 +215,14 @@ class ModelConfig:
             norm_round_once=self.family.norm_round_once,
             norm_weight_offset=self.family.norm_weight_offset,
             conv_taps=self.conv_taps if self.layers_with_conv else 0,
+            attention_gate=self.family.attention_gate,
+            **self._delta_sizes,
         )
+
+    @property
+    def _delta_sizes(self) -> dict[str, int]:
+        names = ("delta_key_heads", "delta_value_heads", "delta_key_dim", "delta_value_dim")
+        return dict(zip(names, self.delta, strict=True)) if self.delta and self.layers_with_conv else {}
 
     def with_layers(self, layers: int) -> ModelConfig:
         """The config of the first layers, or of more. A small model has all kinds of layers: where all of the
@@ -249,13 +262,16 @@ class ModelConfig:
     @property
     def layer_parameters(self) -> int:
         """Number of weight elements of the matrix products of a layer with attention."""
-        heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
+        heads = (2 + self.family.attention_gate) * self.num_attention_heads + 2 * self.num_key_value_heads
         return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
 
     @property
     def layers_parameters(self) -> int:
         """Number of weight elements of the matrix products of all layers."""
-        conv = self.hidden_size * (4 * self.hidden_size + 3 * self.intermediate_size)
+        mixing = 4 * self.hidden_size
+        if self.delta:
+            mixing = self.delta.mixed_width + self.delta.values * (2 * self.delta.value_dim + 2)
+        conv = self.hidden_size * (mixing + 3 * self.intermediate_size)
         return len(self.layers_with_attention) * self.layer_parameters + len(self.layers_with_conv) * conv
 
     @property
@@ -291,7 +307,7 @@ def load_config(folder: Path) -> ModelConfig:
     windowed = read_layers_with_window(config, family, layers, without_rope) if window else frozenset()
     conv, taps = read_layers_with_conv(config, family, layers)
     if family.has_partial_rotary:
-        part = read_rotary_part(config, rope, head_dim)
+        part = read_rotary_part(config, rope, head_dim, family.partial_rotary)
         rope = ConfigReader(rope.path, {k: v for k, v in rope.entries.items() if k != ROTARY_PART})
     roles = read_roles(folder, config, family)
     tied = _is_tied(config, family)
@@ -322,6 +338,7 @@ def load_config(folder: Path) -> ModelConfig:
         roles=roles,
         layers_with_conv=conv,
         conv_taps=taps,
+        delta=read_delta_heads(config, family),
     )
 
 

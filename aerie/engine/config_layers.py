@@ -6,6 +6,7 @@ from typing import Any
 
 from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.errors import ConfigError
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.model_family import ModelFamily
 
 MAX_LAYERS = 1000
@@ -14,30 +15,69 @@ MAX_TAPS = 64
 """Of a short convolution, in rows."""
 CONV_TAPS = 3
 """`conv_L_cache` where config.json does not say it."""
+DELTA_TAPS = 4
+"""`linear_conv_kernel_dim` where config.json does not say it."""
+MAX_DELTA_HEADS = 1 << 14
+MAX_DELTA_DIM = 1 << 12
+"""Several times those of any published model."""
 
-FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
+FULL, SLIDING, CONV, LINEAR = "full_attention", "sliding_attention", "conv", "linear_attention"
 """Kinds of layers in `layer_types`, and in `rope_parameters` where it has RoPE by kind of layer."""
 
 ROTARY_PART = "partial_rotary_factor"
+OF_IMAGES = ("mrope_section", "mrope_interleaved")
+"""Of RoPE in models that read images too: how the pairs of a head are shared out among time, height and
+width, which of text are one position. Of such models the text alone is read."""
 
 
 def read_layers_with_conv(
     config: ConfigReader, family: ModelFamily, layers: int
 ) -> tuple[frozenset[int], int]:
-    """The layers with a short convolution, and the rows that it reads: those that `layer_types` says, else
-    all that `full_attn_idxs` does not name."""
+    """The layers with a short convolution, or with linear attention, which has one too, and the rows that it
+    reads: those that `layer_types` says, else all that `full_attn_idxs` does not name, or that are not at the
+    family's interval."""
     if not family.conv_tensors:
         return frozenset(), 0
     kinds, attending = config.items("layer_types"), config.items("full_attn_idxs")
+    other = state_kind(family)
+    if not kinds and family.full_attention_interval:
+        default = family.full_attention_interval
+        interval = config.positive_int("full_attention_interval", default=default, most=MAX_LAYERS)
+        attending = [layer for layer in range(layers) if (layer + 1) % interval == 0]
+        kinds = [FULL if layer in attending else other for layer in range(layers)]
     if not kinds and attending:
-        kinds = [FULL if layer in attending else CONV for layer in range(layers)]
-    conv = frozenset(layer for layer, kind in enumerate(kinds[:layers]) if kind == CONV)
+        kinds = [FULL if layer in attending else other for layer in range(layers)]
+    conv = frozenset(layer for layer, kind in enumerate(kinds[:layers]) if kind == other)
     if kinds and (len(kinds) < layers or len(conv) == layers):
         raise ConfigError(
             f"{config.path}: layer_types has {len(kinds)} entries for {layers} layers, {len(conv)} of them "
-            f"{CONV!r}; each layer needs one, and one layer at least {FULL!r}: fetch it again"
+            f"{other!r}; each layer needs one, and one layer at least {FULL!r}: fetch it again"
         )
-    return conv, config.positive_int("conv_L_cache", default=CONV_TAPS, most=MAX_TAPS)
+    entry = "linear_conv_kernel_dim" if family.has_delta else "conv_L_cache"
+    return conv, config.positive_int(entry, default=taps_of(family), most=MAX_TAPS)
+
+
+def taps_of(family: ModelFamily) -> int:
+    """Rows that its convolutions read, where config.json does not say."""
+    return DELTA_TAPS if family.has_delta else CONV_TAPS
+
+
+def state_kind(family: ModelFamily) -> str:
+    """What `layer_types` calls the family's layers without attention."""
+    return LINEAR if family.has_delta else CONV
+
+
+def read_delta_heads(config: ConfigReader, family: ModelFamily) -> DeltaHeads | None:
+    """The heads of linear attention; None in a family without. Defaults: configuration_qwen3_5.py."""
+    if not family.has_delta:
+        return None
+    sizes = (
+        config.positive_int("linear_num_key_heads", default=16, most=MAX_DELTA_HEADS),
+        config.positive_int("linear_num_value_heads", default=32, most=MAX_DELTA_HEADS),
+        config.positive_int("linear_key_head_dim", default=128, most=MAX_DELTA_DIM),
+        config.positive_int("linear_value_head_dim", default=128, most=MAX_DELTA_DIM),
+    )
+    return DeltaHeads(*sizes)
 
 
 def read_window(config: ConfigReader, family: ModelFamily) -> int | None:
@@ -136,6 +176,8 @@ def _rope(config: ConfigReader, parameters: ConfigReader) -> ConfigReader:
                     "another; which of them the model was trained with is not known: fetch it again"
                 )
     merged.setdefault("rope_type", merged.get("type", "default"))
+    for name in OF_IMAGES:
+        merged.pop(name, None)
     return ConfigReader(config.path, merged)
 
 
@@ -159,10 +201,10 @@ def read_local_rope_theta(
     return rope.number("rope_theta", default=family.local_rope_theta)
 
 
-def read_rotary_part(config: ConfigReader, rope: ConfigReader, head_dim: int) -> float:
-    """How much of a head RoPE turns."""
+def read_rotary_part(config: ConfigReader, rope: ConfigReader, head_dim: int, default: float) -> float:
+    """How much of a head RoPE turns; default: where neither says."""
     given = rope if ROTARY_PART in rope.entries else config
-    part = given.number(ROTARY_PART, default=1.0)
+    part = given.number(ROTARY_PART, default=default)
     if part > 1 or int(head_dim * part) % 2 or int(head_dim * part) < 2:
         raise ConfigError(
             f"{config.path}: {ROTARY_PART} is {part:g} of a head of {head_dim}; RoPE turns pairs, so an even "

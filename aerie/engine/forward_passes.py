@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from aerie.engine.attention import CacheAttention, NewKVRows
 from aerie.engine.call_costs import CallCosts
 from aerie.engine.communication import all_reduce_sum
+from aerie.engine.delta_layers import DeltaCalls
+from aerie.engine.delta_states import DeltaStates
 from aerie.engine.kv_cache import KeysAndValues
 from aerie.engine.layer_states import StateRows
 from aerie.engine.model import LoadedModel
@@ -32,6 +34,8 @@ ROPE_ROWS, MASK = "rope_rows", "mask"
 """Inputs of the programs of rows that depend on positions."""
 CONV_ROWS = "conv_rows"
 """The rows of a state that a short convolution reads."""
+OF_ROWS = ("q_roped", "attn_gate", "conv_c", "delta_out", "delta_z")
+"""What the first half of a layer gives to the second half, row by row."""
 
 
 class CallSink(Protocol):
@@ -80,7 +84,7 @@ class LayerCalls:
         call: VariantCall,
         kv_layout: KVLayout,
         calls: CallSink,
-        states: StateRows,
+        states: StateRows | DeltaStates,
         with_keys_before_rope: bool = False,
     ) -> None:
         self._model, self._layers, self._slots, self._calls = model, kv_layout.layers, kv_layout.slots, calls
@@ -91,6 +95,12 @@ class LayerCalls:
         self._names = [model.layer_programs(call.variant, kv_layout.contexts, layer) for layer in layers]
         self._inputs: dict[tuple[str, int], NDArray[Any]] = {}
         self._conv_rows: BF16Array | None = None
+        delta = model.config.delta
+        self._delta = (
+            DeltaCalls(model, delta, call.variant, states, calls)
+            if delta and isinstance(states, DeltaStates)
+            else None
+        )
         for layer in layers:
             self._add_inputs(layer)
 
@@ -120,10 +130,13 @@ class LayerCalls:
             )
 
     def project(
-        self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped", "conv_c")
+        self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = OF_ROWS
     ) -> Arrays:
         """Compute queries, keys and values of a layer, and store keys and values in the cache with `store`;
-        or what a short convolution reads, and store that in the layer's state."""
+        or what a short convolution reads, or linear attention, and store what the layer's state becomes."""
+        if self._delta and layer in self._model.config.layers_with_conv:
+            programs = [self._model.program(name, layer) for name in self._names[layer]]
+            return self._delta.project(programs, layer, x, on_device)
         program = self._model.program(self._names[layer][0], layer)
         if layer in self._model.config.layers_with_conv:
             return self._project_conv(program, layer, x, on_device)
@@ -131,8 +144,9 @@ class LayerCalls:
         keys_before_rope, outputs = (
             outputs_with_raw_keys(program) if self._with_keys_before_rope else ("", None)
         )
+        stays = {*on_device} & {*program.arguments.names}
         outputs_by_name = self._calls.run(
-            program, bo_key=key, outputs=outputs, on_device=on_device, x=x, **inputs
+            program, bo_key=key, outputs=outputs, on_device=stays, x=x, **inputs
         )
         new_rows = [
             outputs_by_name["k_roped"],
@@ -144,6 +158,7 @@ class LayerCalls:
         return outputs_by_name
 
     def _project_conv(self, program: Program, layer: int, x: BF16Array, on_device: Collection[str]) -> Arrays:
+        assert isinstance(self._states, StateRows)
         stays, key = {"conv_c"} & {*on_device}, buffer_set(program, layer)
         outputs = self._calls.run(program, bo_key=key, on_device=stays, x=x)
         store = self._states.store(self._model.state_index(layer), outputs.pop("gated"))
@@ -153,25 +168,43 @@ class LayerCalls:
     def _convolve(self, program: Program, layer: int, projected: Arrays) -> BF16Array:
         """A short convolution of the rows of the layer's state, and the gate behind it."""
         assert self._conv_rows is not None
+        assert isinstance(self._states, StateRows)
         self._calls.host("state read", self._states.gather(self._model.state_index(layer), self._conv_rows))
         inputs = {CONV_ROWS: self._conv_rows, "conv_c": projected["conv_c"]}
         key = buffer_set(program, layer)
         return self._calls.run(program, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
 
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
-        """Compute attention or a short convolution, output projection and FFN of a layer. x: the layer's
-        input. projected: the result of `project`."""
-        attention, *after = (self._model.program(name, layer) for name in self._names[layer][1:])
-        if layer in self._model.config.layers_with_conv:
-            attended = self._convolve(attention, layer, projected)
-        else:
-            attended = self._attend(attention, layer, projected)
+        """Compute attention, or what a layer has in its place, output projection and FFN of a layer. x: the
+        layer's input. projected: the result of `project`."""
+        programs = [self._model.program(name, layer) for name in self._names[layer][1:]]
+        attended, after = self._mix(layer, programs, projected)
         if len(after) > 1:
             return self._attend_in_parts(layer, x, attended, *after)
         on_device, key = () if layer == self._last else ("x_next",), buffer_set(after[0], layer)
         return self._calls.run(after[0], bo_key=key, on_device=on_device, x=x, attn_out=attended)["x_next"]
 
-    def _attend(self, attention: Program, layer: int, projected: Arrays) -> BF16Array:
+    def _mix(
+        self, layer: int, programs: Sequence[Program], projected: Arrays
+    ) -> tuple[BF16Array, Sequence[Program]]:
+        """What the output projection reads, and the programs that are left."""
+        if layer not in self._model.config.layers_with_conv:
+            if not self._model.config.family.attention_gate:
+                return self._attend(programs[0], layer, projected), programs[1:]
+            attended = self._attend(programs[0], layer, projected, on_device=())
+            return self._gate(programs[1], layer, attended, projected["attn_gate"]), programs[2:]
+        if self._delta:
+            return self._delta.gate(programs[2], layer, projected), programs[3:]
+        return self._convolve(programs[0], layer, projected), programs[1:]
+
+    def _gate(self, program: Program, layer: int, attended: BF16Array, gate: BF16Array) -> BF16Array:
+        """What attention gives, times the sigmoid of its gate."""
+        inputs, key = {"attended": attended, "attn_gate": gate}, buffer_set(program, layer)
+        return self._calls.run(program, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
+
+    def _attend(
+        self, attention: Program, layer: int, projected: Arrays, on_device: Collection[str] = ("attn_out",)
+    ) -> BF16Array:
         window = self._masks.of_layer[layer]
         inputs = {"q_roped": projected["q_roped"], **self._inputs_of(attention, layer)}
         key = buffer_set(attention, layer)
@@ -180,7 +213,7 @@ class LayerCalls:
             key = self._model.buffer_names.key(attention, layer, self._slots[window])
         else:
             inputs |= projected
-        return self._calls.run(attention, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
+        return self._calls.run(attention, bo_key=key, on_device=on_device, **inputs)["attn_out"]
 
     def _attend_in_parts(
         self, layer: int, x: BF16Array, attended: BF16Array, output: Program, ffn: Program
@@ -232,7 +265,7 @@ class RowsPass:
         windows = model.config.with_repeated_layers(model.local_world_size).windows_of_kv_layers
         self._cache_rows = NewKVRows(cache.layers, window_of_layer=windows) if cache.layers else None
         self._pool_rows = NewKVRows(pool.layers, pool.keys_before_rope)
-        self._states = StateRows(pool.states)
+        self._states = _state_rows(model, pool)
         self._rows = LayerCalls(model, call, cache, calls, self._states, bool(pool.keys_before_rope))
         self._last = model.config.num_hidden_layers - 1
         self._width = call.variant
@@ -285,11 +318,16 @@ class RowsPass:
         self._states.set_positions(tail_layout.state_positions)
         of_rows: Arrays = {
             name: tail_calls.padded(projected[name][rows.output_rows])
-            for name in ("q_roped", "conv_c")
+            for name in OF_ROWS
             if name in projected
         }
         x = tail_calls.padded(x[rows.output_rows])
         return tail_calls.attend(self._last, x, of_rows)[: len(rows.output_rows)].copy()
+
+
+def _state_rows(model: LoadedModel, pool: PagePool) -> StateRows | DeltaStates:
+    delta = model.config.delta
+    return DeltaStates(pool.states, delta, model.config.conv_taps) if delta else StateRows(pool.states)
 
 
 class BatchLayout(NamedTuple):

@@ -24,12 +24,32 @@ from aerie.runtime import HostWork
 
 NOT_BUILT = {
     "context_end": "what these keep does not move with the positions behind: leave context_end out",
-    "chunks": "a convolution reads the tokens before a chunk, whatever they are: give whole prompts",
+    "chunks": "they read the tokens before a chunk, whatever they are: give whole prompts",
     "export": "the static form has attention in every layer: run it with aerie run",
 }
-"""What models with short convolutions cannot do, with the reason and what to do."""
+"""What models with layers without attention cannot do, with the reason and what to do."""
 BEFORE_START = -1
 """In place of a position of the pool: there is none, and the row is zeros."""
+
+
+class DeltaHeads(NamedTuple):
+    """Heads of linear attention: queries and keys have `keys` heads of `key_dim` elements, values have
+    `values` heads of `value_dim`."""
+
+    keys: int
+    values: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def mixed_width(self) -> int:
+        """Elements of a position's queries, keys and values together."""
+        return 2 * self.keys * self.key_dim + self.values * self.value_dim
+
+    @property
+    def state_elements(self) -> int:
+        """Numbers of a layer's state, of all heads."""
+        return self.values * self.key_dim * self.value_dim
 
 
 class LayerStates(NamedTuple):
@@ -54,7 +74,7 @@ def check_no_states(states: LayerStates, feature: str, what: str) -> None:
     """Raises UserError for a feature of NOT_BUILT if layers have states. what: how it was asked for."""
     if states.layers:
         raise UserError(
-            f"{what}, and {len(states.layers)} layers of this model are short convolutions: "
+            f"{what}, and {len(states.layers)} layers of this model keep a state, not keys and values: "
             f"{NOT_BUILT[feature]}"
         )
 

@@ -64,7 +64,8 @@ class LoadedModel:
     variant_set: which programs take which tokens. ensure_programs: called before programs run.
     compile_ahead: compiles programs in the background, and returns at once. embed_table: rows of
     (vocab_size, hidden_size). final_norm: (hidden_size,). rope: with a row for every position of the
-    model, and of padding beyond it. score_rows: of a reranker's head, (1 or 2, hidden_size). All are bf16.
+    model, and of padding beyond it. score_rows: of a reranker's head, (1 or 2, hidden_size). delta_gates: of
+    each layer with linear attention A_log and dt_bias, (value heads,). All are bf16.
     buffer_names: the buffers that programs
     share. kv_storage: allocates buffers for attention programs. context_end: what happens at the end of the
     largest context. mask: which positions a token attends to.
@@ -94,6 +95,7 @@ class LoadedModel:
     local_rank: int = 0
     local_world_size: int = 1
     score_rows: BF16Array | None = None
+    delta_gates: Mapping[int, tuple[BF16Array, BF16Array]] = field(default_factory=dict)
 
     def run_on_all(self, work: Callable[[LoadedModel], T]) -> T:
         """The result of `work` on this model, or on all its parts at the same time, which give the same
@@ -105,9 +107,11 @@ class LoadedModel:
         return self.programs[self.config.weight_kinds.name(name, layer)]
 
     def record(self) -> Recording | None:
-        """A recording for calls that repeat. None if the runner cannot record, and on several devices, where
-        the host adds sums between calls."""
-        return self.runner.record() if self.variant_set.devices == 1 else None
+        """A recording for calls that repeat. None if the runner cannot record, on several devices, where the
+        host adds sums between calls, and with linear attention, whose calls are as many as there are pages.
+        """
+        is_fixed = self.variant_set.devices == 1 and self.config.delta is None
+        return self.runner.record() if is_fixed else None
 
     @property
     def runners(self) -> Sequence[ProgramRunner]:
@@ -213,6 +217,7 @@ def build_model(
         mask=context_end.mask,
         host_timer=host_timer,
         score_rows=score_rows(scoring, checkpoint.tokenizer, weights) if scoring else None,
+        delta_gates=weights.delta_gates,
     )
 
 

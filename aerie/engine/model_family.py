@@ -46,6 +46,23 @@ CONV = {
 """The tensors of a short convolution, in place of attention: three projections, which files store as one, the
 taps of each column, and the output projection."""
 
+DELTA = {
+    "w_qkv": "linear_attn.in_proj_qkv.weight",
+    "w_z": "linear_attn.in_proj_z.weight",
+    "w_a": "linear_attn.in_proj_a.weight",
+    "w_b": "linear_attn.in_proj_b.weight",
+    "w_conv": "linear_attn.conv1d.weight",
+    "a_log": "linear_attn.A_log",
+    "dt_bias": "linear_attn.dt_bias",
+    "delta_norm": "linear_attn.norm.weight",
+    "wo": "linear_attn.out_proj.weight",
+}
+"""The tensors of linear attention, in place of attention: queries, keys and values in one, the gate, what
+decays and rates are made of, the taps of each column, a norm of heads, and the output projection."""
+
+GATED_QUERY = {"wqg": "self_attn.q_proj.weight"}
+"""Of each head the queries' projection, then that of the gate on what attention gives, in place of `wq`."""
+
 FUSED = {
     ("w_conv_b", "w_conv_c", "w_conv_x"): ("conv.in_proj.weight",),
     ("wq", "wk", "wv"): ("self_attn.qkv_proj.weight", "self_attn.attn_qkv.weight"),
@@ -121,13 +138,15 @@ class ModelFamily:
     whether its layers may have a window; a family without ignores `sliding_window`, as transformers does.
     window_is_optional: the window applies only if `use_sliding_window` is true, and in the layers that
     `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first part
-    of a head, `partial_rotary_factor` of it. is_fused: whether queries, keys and values, and gate and up, are
+    of a head, `partial_rotary_factor` of it,
+    by default `partial_rotary`. is_fused: whether queries, keys and values, and gate and up, are
     one tensor each. has_multipliers: whether config.json has the four factors of Multipliers, each 1 where it
     does not say. scoring_architecture: the class of its rerankers with a head that scores in place of the LM
     head; None where none of its rerankers is known. tensors: of a layer, as LAYER_TENSORS. conv_tensors: of a
-    layer with a short convolution in place of attention, which `layer_types` names; empty means that it has
-    no such layers. final_norm: the tensor of the norm after the layers. norm_eps_entry: what config.json
-    calls the epsilon. adjusts_ffn: whether the FFN's width follows from the entries `block_*`, by rounding.
+    layer with a short convolution, or with linear attention, in place of attention, which `layer_types`
+    names; empty means that it has no such layers. final_norm: the tensor of the norm after the layers.
+    norm_eps_entry: what config.json calls the epsilon. adjusts_ffn: whether the
+    FFN's width follows from the entries `block_*`, by rounding.
     diffusion: for a family of block diffusion. published_sizes: for messages. run_with: the published models
     that the project ran, with real weights, and their types.
     """
@@ -153,6 +172,7 @@ class ModelFamily:
     window_is_optional: bool = False
     window_layers: int = 0
     has_partial_rotary: bool = False
+    partial_rotary: float = 1.0
     is_fused: bool = False
     has_multipliers: bool = False
     qk_norm_spans_heads: bool = False
@@ -177,6 +197,16 @@ class ModelFamily:
         """The layers without RoPE, from 0 on, by the family's interval or another one."""
         every = interval or self.no_rope_interval
         return frozenset(range(every - 1, layers, every)) if every else frozenset()
+
+    @property
+    def has_delta(self) -> bool:
+        """Whether the layers without attention have linear attention."""
+        return "a_log" in self.conv_tensors
+
+    @property
+    def attention_gate(self) -> bool:
+        """Whether what attention gives is multiplied with a gate."""
+        return "wqg" in self.tensors
 
     @property
     def qkv_bias(self) -> bool:

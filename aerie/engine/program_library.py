@@ -34,6 +34,7 @@ from aerie.engine.programs import (
     layers_of,
     program_flops,
 )
+from aerie.engine.quantised import QUANTISERS
 from aerie.engine.reporter import OnProgress, Reporter
 from aerie.engine.tensor_parallel import part_config
 from aerie.engine.variant_set import GUIDE, MAX_TAIL_ROWS, ROWS, VariantSet
@@ -45,6 +46,7 @@ from aerie.multi_launch_builder import (
     program_store,
     round_up_seq_len,
 )
+from aerie.multi_launch_builder.variants import attention_layer_kinds, state_layer_kinds
 from aerie.multi_launch_builder.weight_kinds import split_name
 from aerie.runtime import Backend, CompileStage, KernelCache, Profiler, Progress
 from aerie.runtime.knobs import COMPILE_AHEAD
@@ -114,6 +116,8 @@ class RuntimeOptions:
         diffusion."""
         if config.roles.reason_against_answers and self.seq_len is None:
             return replace(self, decode=ROWS)._variant_set(config)  # which needs no programs of decode
+        if config.delta:
+            return replace(self, decode=ROWS)._delta_variant_set(config)
         if config.diffusion is None:
             return self._variant_set(config)
         if self.seq_len is not None:
@@ -124,6 +128,20 @@ class RuntimeOptions:
         blocks = replace(self, decode=ROWS)._variant_set(config)
         check_diffusion_block(config.diffusion, blocks)
         return blocks
+
+    def _delta_variant_set(self, config: ModelConfig) -> VariantSet:
+        """The variants of a model with linear attention, which has programs of rows alone."""
+        if self.seq_len is not None:
+            raise UserError(
+                f"--seq-len (SEQ_LEN) asks for programs of {self.seq_len} tokens, and linear attention has "
+                "programs of rows alone, which go on from a state in pages: leave it out"
+            )
+        if self.weights in QUANTISERS:
+            raise UserError(
+                f"--weights (WEIGHTS) is {self.weights!r}, and linear attention has no programs of weights "
+                "in blocks: leave it out, for bf16"
+            )
+        return self._variant_set(config)
 
     def _variant_set(self, config: ModelConfig) -> VariantSet:
         """`variant_set` without the checks for block diffusion."""
@@ -137,8 +155,8 @@ class RuntimeOptions:
                 "of variants; give one of the two"
             )
         if self.seq_len is not None:
-            length, has_conv = choose_seq_len(config, self.seq_len), bool(config.layers_with_conv)
-            return VariantSet(length, has_conv=has_conv, masks=config.masks)
+            length, kinds = choose_seq_len(config, self.seq_len), state_layer_kinds(config.shape)
+            return VariantSet(length, state_kinds=kinds, masks=config.masks)
         return variant_set_for(config, self.variants, self.decode, self.backend.padding_share)
 
     def _parallel_variant_set(self, config: ModelConfig) -> VariantSet:
@@ -166,8 +184,9 @@ def variant_set_for(
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
             "add one, as 8x512"
         )
-    costs, has_conv = CallCosts(config.layer_parameters, padding_share), bool(config.layers_with_conv)
-    return VariantSet(0, with_rows, decode, costs, has_conv=has_conv, masks=config.masks)
+    costs, shape = CallCosts(config.layer_parameters, padding_share), config.shape
+    kinds = attention_layer_kinds(shape), state_layer_kinds(shape)
+    return VariantSet(0, with_rows, decode, costs, 1, *kinds, config.masks)
 
 
 def check_diffusion_block(diffusion: DiffusionConfig, variant_set: VariantSet) -> None:

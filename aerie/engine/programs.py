@@ -24,9 +24,11 @@ DECODE_PROGRAMS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
 PROGRAMS = PREFILL_PROGRAMS + DECODE_PROGRAMS
 CONV_PROGRAMS = ("rms_gemms_gate", "short_conv", "rms_gemv_gate", "short_conv_row")
 """Kinds of the programs of layers with a short convolution, which those with attention have not."""
-ATTENTION_PROGRAMS = ("rms_gemms_rope", "rms_gemv_rope", "flash_attn", "cached_attn")
+DELTA_PROGRAMS = ("rms_gemms_delta", "delta_conv", "delta_rule", "delta_gate")
+"""The same of layers with linear attention."""
+ATTENTION_PROGRAMS = ("rms_gemms_rope", "rms_gemv_rope", "flash_attn", "cached_attn", "attn_gate")
 """Kinds of the programs of layers with attention, which others have not."""
-WITHOUT_WEIGHTS = frozenset({"flash_attn", "cached_attn"})
+WITHOUT_WEIGHTS = frozenset({"flash_attn", "cached_attn", "delta_rule", "attn_gate"})
 HEADS = frozenset({"lm_head_gemv", "lm_head"})
 WITHOUT_LAYERS = frozenset({"flash_attn", *HEADS})
 """Kinds whose calls all use one set of buffers."""
@@ -77,7 +79,7 @@ def layers_of(config: LayerConfig, program: str) -> list[int]:
     return [
         layer
         for layer in range(config.num_hidden_layers)
-        if kind not in (other if layer in config.layers_with_conv else CONV_PROGRAMS)
+        if kind not in (other if layer in config.layers_with_conv else CONV_PROGRAMS + DELTA_PROGRAMS)
     ]
 
 

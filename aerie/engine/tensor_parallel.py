@@ -71,7 +71,8 @@ def _problem(config: ModelConfig, ranks: int) -> str:
             "do not have"
         )
     if ranks > 1 and config.layers_with_conv:
-        return "it has short convolutions, whose columns are not divided among devices"
+        other = "linear attention, whose heads" if config.delta else "short convolutions, whose columns"
+        return f"it has {other} are not divided among devices"
     kv_heads = config.num_key_value_heads
     if config.num_attention_heads % ranks:
         return f"{config.num_attention_heads} query heads do not divide by {ranks}"

@@ -17,6 +17,7 @@ TEXT_PARTS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
         "Gemma3ForCausalLM",
         {"vocab_size": 262208, "num_attention_heads": 8},
     ),
+    ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"): ("Qwen3_5ForCausalLM", {}),
     ("Mistral3ForConditionalGeneration", "mistral"): ("MistralForCausalLM", {}),
     ("Mistral3ForConditionalGeneration", "ministral3"): ("Ministral3ForCausalLM", {}),
 }
@@ -28,7 +29,7 @@ OF_THE_WHOLE = ("eos_token_id", "tie_word_embeddings", "quantization_config", "t
 
 NAMES = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)")
 HEAD = re.compile(r"^language_model\.lm_head\.")
-NOT_TEXT = re.compile(r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
+NOT_TEXT = re.compile(r"^(?:model\.)?(?:vision_tower|visual|multi_modal_projector)\.")
 
 
 def text_entries(entries: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aerie.engine.config_layers import state_kind
 from aerie.engine.config_reader import MODELS_THAT_RUN, ConfigReader, short
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
@@ -92,9 +93,9 @@ REQUIRED_ENTRIES = (
         "the FFN comes after attention, not beside it",
     ),
     RequiredEntry(
-        ("attn_output_gate", "use_bidirectional_attention", "add_cross_attention"),
+        ("use_bidirectional_attention", "add_cross_attention"),
         (False,),
-        "attention is causal, of the model's own text, and has no gate",
+        "attention is causal, of the model's own text",
     ),
     RequiredEntry(("is_causal",), (True,), "attention is causal: no token sees those after it"),
     RequiredEntry(("text_config", "vision_config", "audio_config"), (), "only text is read, by one decoder"),
@@ -124,13 +125,13 @@ OTHER_ARCHITECTURES = (
     ),
     ("llada dream", "it fills the whole text in at once, and block diffusion goes block by block"),
     (
-        "qwen35",
-        "three of four layers have linear attention, whose state of a head is a matrix: a kernel that "
-        "updates it, and a place for it at the end of each page of keys and values, are what it takes; "
-        "Qwen3 runs",
+        "qwen35moe qwen3next",
+        "its linear attention is that of Qwen3.5, which runs, and it is a mixture of experts, in which each "
+        "token takes weights of its own",
     ),
+    ("qwen35", "its files in GGUF have other names and other orders of its heads: take those in safetensors"),
     (
-        "mamba jamba bamba falconh1 lfm rwkv nemotronh qwen3next kimilinear recurrent",
+        "mamba jamba bamba falconh1 lfm rwkv nemotronh kimilinear recurrent",
         "it has layers that keep a state instead of keys and values",
     ),
     ("gemma2", "it caps scores and logits: launches that cap are what it takes; Gemma 3 runs"),
@@ -193,6 +194,8 @@ def _facts_of(family: ModelFamily) -> Iterable[RequiredEntry]:
         "queries, keys and values" if family.qkv_bias else "none of its projections, and no launch adds one"
     )
     yield RequiredEntry(("attention_bias", "qkv_bias", "use_qkv_bias"), (family.qkv_bias,), bias)
+    gate = f"attention of a {family.architecture} has {'a' if family.attention_gate else 'no'} gate"
+    yield RequiredEntry(("attn_output_gate",), (family.attention_gate,), gate)
     if not family.no_rope_interval:
         every = f"every layer of a {family.architecture} has RoPE"
         yield RequiredEntry(("no_rope_layer_interval",), (0,), every)
@@ -260,7 +263,7 @@ def _same(actual: Any, value: Any) -> bool:
 def _check_layers(config: ConfigReader, family: ModelFamily) -> None:
     """Every layer attends to all positions of the context, and turns its heads, where the family has no
     layers without RoPE."""
-    known = ("full_attention", "conv") if family.conv_tensors else WINDOW_ENTRIES
+    known = ("full_attention", state_kind(family)) if family.conv_tensors else WINDOW_ENTRIES
     other = [kind for kind in config.items("layer_types") if kind not in known]
     if other:
         raise ConfigError(

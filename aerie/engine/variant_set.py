@@ -14,7 +14,6 @@ from aerie.engine.planner import VariantCall, plan
 from aerie.engine.variants import gathered_contexts, window_contexts
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import (
-    CONV_LAYER_KINDS,
     CONV_ROW_KINDS,
     LAYER_KINDS,
     LM_HEAD_ROWS,
@@ -56,8 +55,9 @@ class VariantSet:
 
     seq_len: the prompt length of the six programs; 0 if there are variants. variants: each has several rows.
     decode_path: "guide" or "rows". costs: of a call, for the planner; None means the seed's rule. devices:
-    number of devices that share each layer. has_conv: whether some layers have a short convolution in place
-    of attention. masks: the windows of the layers.
+    number of devices that share each layer. attention_kinds, state_kinds: of the programs of layers with and
+    without attention, in order; the second is empty where all have attention. masks: the windows of the
+    layers.
     """
 
     seq_len: int = 0
@@ -65,7 +65,8 @@ class VariantSet:
     decode_path: str = GUIDE
     costs: CallCosts | None = field(default=None, compare=False)
     devices: int = 1
-    has_conv: bool = False
+    attention_kinds: LayerPrograms = LAYER_KINDS
+    state_kinds: LayerPrograms = ()
     masks: LayerMasks = field(default_factory=lambda: layer_masks(1, None, frozenset()))
 
     @property
@@ -121,12 +122,12 @@ class VariantSet:
     @property
     def _all_kinds(self) -> Sequence[str]:
         """The kinds of the programs of all layers, each once."""
-        return [*dict.fromkeys((*self.layer_kinds, *(CONV_LAYER_KINDS if self.has_conv else ())))]
+        return [*dict.fromkeys((*self.layer_kinds, *self.state_kinds))]
 
     @property
     def layer_kinds(self) -> LayerPrograms:
         """The kinds of the programs of a layer with attention."""
-        return LAYER_KINDS if self.devices == 1 else PARALLEL_LAYER_KINDS
+        return self.attention_kinds if self.devices == 1 else PARALLEL_LAYER_KINDS
 
     def attention_programs(self, rows: int, context: int) -> LayerPrograms:
         """The programs of a layer with attention for this many rows, with a cache of `context` positions."""
@@ -137,8 +138,8 @@ class VariantSet:
     def call_programs(self, rows: int, contexts: Sequence[int]) -> Iterator[str]:
         """The programs of a call, of all layers, each once. contexts: of the caches of the windows."""
         layers = [self.attention_programs(rows, context) for context in contexts]
-        if self.has_conv:
-            layers.append(self.conv_programs(rows))
+        if self.state_kinds:
+            layers.append(self.state_programs(rows))
         yield from dict.fromkeys(itertools.chain.from_iterable(layers))
 
     def contexts_of(self, call: VariantCall) -> tuple[int, ...]:
@@ -166,16 +167,16 @@ class VariantSet:
                 between = (each for each in self.window_contexts if least <= each <= most)
                 yield from (Variant(one.rows, context) for context in between)
 
-    def conv_programs(self, rows: int) -> LayerPrograms:
-        """The programs of a layer with a short convolution, for this many rows."""
+    def state_programs(self, rows: int) -> LayerPrograms:
+        """The programs of a layer without attention, for this many rows."""
         if self.seq_len:
-            return CONV_LAYER_KINDS
-        return tuple(program_name(kind, rows) for kind in CONV_LAYER_KINDS)
+            return self.state_kinds
+        return tuple(program_name(kind, rows) for kind in self.state_kinds)
 
     def layer_programs(self, rows: int, context: int, is_conv: bool) -> LayerPrograms:
-        """The programs of a layer, in order: those before attention, or before a short convolution; the
-        latter; and those after."""
-        return self.conv_programs(rows) if is_conv else self.attention_programs(rows, context)
+        """The programs of a layer, in order: those before attention, or before what a layer without has in
+        its place; the latter; and those after."""
+        return self.state_programs(rows) if is_conv else self.attention_programs(rows, context)
 
     def programs_for_calls(self, calls: Sequence[VariantCall], last_only: bool) -> Iterator[str]:
         """The programs of these calls. last_only: the last call computes its last token only at the end of
@@ -189,7 +190,7 @@ class VariantSet:
     def tail_programs(self, rows: int, contexts: Sequence[int]) -> Iterator[str]:
         """The programs of the end of the last layer, for this many rows. contexts: as for call_programs."""
         context = contexts[self.masks.of_layer[-1]]
-        for is_conv in (False, True)[: 1 + self.has_conv]:
+        for is_conv in (False, True)[: 1 + bool(self.state_kinds)]:
             yield from self.layer_programs(rows, context, is_conv)[1:]
 
     def programs_for_next_turn(self, length: int) -> Iterator[str]:
@@ -233,4 +234,4 @@ class VariantSet:
         """The programs that decode a token, without those of prefill; the LM head is the last."""
         if self.decode_path != GUIDE:
             return (self.lm_head(1),)
-        return (*(CONV_ROW_KINDS if self.has_conv else ()), *ONE_ROW_KINDS)
+        return (*(CONV_ROW_KINDS if self.state_kinds else ()), *ONE_ROW_KINDS)

@@ -14,11 +14,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.errors import WeightsError
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.model_family import FUSED
+from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.pooling import SCORE_ROWS
 from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
@@ -60,6 +65,7 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
     shapes: Shapes = {
         "attn_norm": (hidden,),
         "wq": (query, hidden),
+        "wqg": (2 * query, hidden),
         "bq": (query,),
         "wk": (key_value, hidden),
         "bk": (key_value,),
@@ -76,8 +82,25 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
         "ffn_post_norm": (hidden,),
         **dict.fromkeys(CONV_PROJECTIONS, (hidden, hidden)),
         "w_conv": (hidden, 1, config.conv_taps),
+        **(_delta_shapes(config, config.delta) if config.delta and layer in config.layers_with_conv else {}),
     }
     return {field: shapes[field] for field in config.layer_tensors(layer)}
+
+
+def _delta_shapes(config: ModelConfig, heads: DeltaHeads) -> Shapes:
+    """What a layer with linear attention has, but for what all have."""
+    hidden, values = config.hidden_size, heads.values * heads.value_dim
+    return {
+        "w_qkv": (heads.mixed_width, hidden),
+        "w_z": (values, hidden),
+        "w_a": (heads.values, hidden),
+        "w_b": (heads.values, hidden),
+        "w_conv": (heads.mixed_width, 1, config.conv_taps),
+        "a_log": (heads.values,),
+        "dt_bias": (heads.values,),
+        "delta_norm": (heads.value_dim,),
+        "wo": (hidden, values),
+    }
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:
@@ -154,11 +177,32 @@ class Weights:
         """The tensors of block `layer`, by the names of the programs' arguments."""
         names = self._config.layer_tensors(layer)
         found = {field: self._tensors[in_layer(layer, tensor)] for field, tensor in names.items()}
-        return found | {name: _taps_first(found[name]) for name in ("w_conv",) if name in found}
+        found |= {name: _taps_first(found[name]) for name in ("w_conv",) if name in found}
+        return found | self._made_of(found)
+
+    def _made_of(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Weights that are made of several tensors, or of a part of each head."""
+        config = self._config
+        if "wqg" in found:
+            query, gate = (HeadRows(found["wqg"], config.head_dim, number, 2) for number in range(2))
+            return {"wq": query, "wg": gate}
+        if "w_a" in found:
+            return {"w_ab": StackedRows((found["w_a"], found["w_b"]), config.shape.delta_gates_width)}
+        return {}
+
+    @property
+    def delta_gates(self) -> dict[int, tuple[BF16Array, BF16Array]]:
+        """A_log and dt_bias of each layer with linear attention, (value heads,) each."""
+        if not self._config.delta:
+            return {}
+        layers = {layer: self.layer(layer) for layer in self._config.layers_with_conv}
+        return {layer: (found["a_log"].read(), found["dt_bias"].read()) for layer, found in layers.items()}
 
     @property
     def kinds(self) -> WeightKinds:
         """What its matrices are on the device."""
+        if self._config.delta:  # of which no program has weights in blocks
+            return WeightKinds((), self.lm_head.kind)
         layers = tuple(
             tuple((field, tensor.kind) for field, tensor in self.layer(layer).items() if tensor.kind != BF16)
             for layer in range(self._config.num_hidden_layers)
@@ -207,6 +251,49 @@ class Weights:
     def reading_ahead(self) -> AbstractContextManager[None]:
         """While this is open, the files come from the disk into the system's cache."""
         return reading_ahead(self.files)
+
+
+class HeadRows(NamedTuple):
+    """Rows of each head of a matrix whose heads have several parts: part `number` of `parts`, of `size` rows.
+    Fills an array of all heads' rows."""
+
+    tensor: Tensor
+    size: int
+    number: int
+    parts: int
+    kind: str = BF16
+
+    def read(self) -> BF16Array:
+        """All of it, in an array of its own."""
+        rows, *more = self.tensor.shape
+        out = np.empty((rows // self.parts, *more), bf16)
+        self(out)
+        return out
+
+    def __call__(self, out: BF16Array) -> None:
+        for head, rows in enumerate(np.split(out, len(out) // self.size)):
+            self.tensor.part((head * self.parts + self.number) * self.size, self.size)(rows)
+
+
+class StackedRows(NamedTuple):
+    """Matrices one below the other, with rows of zeros up to `rows`."""
+
+    tensors: tuple[Tensor, ...]
+    rows: int
+    kind: str = BF16
+
+    def read(self) -> BF16Array:
+        """All of it, in an array of its own."""
+        out = np.empty((self.rows, *self.tensors[0].shape[1:]), bf16)
+        self(out)
+        return out
+
+    def __call__(self, out: BF16Array) -> None:
+        first = 0
+        for tensor in self.tensors:
+            tensor(out[first : first + tensor.shape[0]])
+            first += tensor.shape[0]
+        out[first:] = 0
 
 
 def _taps_first(taps: Tensor) -> Tensor:

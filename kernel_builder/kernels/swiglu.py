@@ -1,6 +1,7 @@
 """out = silu(gate) * up, or gelu(gate) * up, bf16: the activation between the gate, up and down projections.
 
-Without an activation it is gate * up: the gates around a short convolution.
+Without an activation it is gate * up, the gates around a short convolution; with a sigmoid, the gate of
+attention's output.
 
 Eight cores in a row (herd 8x1), each with its own share of the rows (or, for a vector, of the elements),
 streamed in runs: gate and up come in over a core's two input channels, out leaves over its output channel.
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
-from aerie.kernel_builder.activations import GELU, NO_ACTIVATION, SILU
+from aerie.kernel_builder.activations import GELU, NO_ACTIVATION, SIGMOID, SILU
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from aerie.kernel_builder.spec import (
@@ -39,7 +40,12 @@ OPTIMIZE = OptLevel(
 )
 LANES = 16
 """Elements of one vector step of silu_and_mul.cc."""
-MACROS: Mapping[str, dict[str, str]] = {SILU: {}, GELU: {"GELU": "1"}, NO_ACTIVATION: {"NO_ACTIVATION": "1"}}
+MACROS: Mapping[str, dict[str, str]] = {
+    SILU: {},
+    GELU: {"GELU": "1"},
+    SIGMOID: {"SIGMOID": "1"},
+    NO_ACTIVATION: {"NO_ACTIVATION": "1"},
+}
 """What silu_and_mul.cc is built with, by activation."""
 RUN_LENGTH = 4096
 """Most elements of one DMA: three double-buffered runs take 48 KiB of L1."""
@@ -53,8 +59,8 @@ def build(
     *,
     device: DeviceModel = NPU2,
 ) -> KernelModule:
-    """gate, up and out are (rows, cols) bf16, or (cols,) where rows is None. activation: SILU, GELU or
-    NO_ACTIVATION.
+    """gate, up and out are (rows, cols) bf16, or (cols,) where rows is None. activation: SILU, GELU,
+    SIGMOID or NO_ACTIVATION.
 
     cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by
     default the largest such number a row has. Raises IllegalShapeError.
@@ -105,7 +111,8 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
     activation, twice = parameters.get("activation", SILU), gate
     if activation == GELU:
         twice = np.sqrt(8 / np.pi) * (gate + 0.044715 * gate**3)
-    factor = gate if activation == NO_ACTIVATION else gate / (1 + np.exp(-twice))
+    sigmoid = 1 / (1 + np.exp(-twice))
+    factor = {NO_ACTIVATION: gate, SIGMOID: sigmoid}.get(activation, gate * sigmoid)
     activated = factor.astype(np.float32).astype(bf16.numpy)
     return {"out": (activated.astype(np.float32) * up.astype(np.float32)).astype(bf16.numpy)}
 
@@ -129,6 +136,7 @@ KERNEL = KernelSpec(
         {"rows": 16, "cols": 2048, "herd_x": 4},
         {"rows": 64, "cols": 768, "activation": GELU},
         {"rows": None, "cols": 2048, "activation": GELU},
+        {"rows": 8, "cols": 1024, "activation": SIGMOID},
         {"rows": 8, "cols": 1024, "activation": NO_ACTIVATION},
         {"rows": None, "cols": 1024, "activation": NO_ACTIVATION},
     ),

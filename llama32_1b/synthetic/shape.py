@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from aerie.engine.config import ModelConfig
-from aerie.engine.config_layers import CONV_TAPS
+from aerie.engine.config_layers import state_kind, taps_of
 from aerie.engine.families import FAMILIES
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.model_family import DiffusionConfig, ModelFamily, Multipliers
 from aerie.engine.rope import Llama3Scaling, LongRopeScaling, RopeScaling, rule_entries
 from aerie.engine.weights import stored_shapes
@@ -32,9 +33,11 @@ def _shape(
     multipliers: Multipliers | None = None,
     rotary_part: float = 1.0,
     attending: tuple[int, ...] = (),
+    delta: DeltaHeads | None = None,
 ) -> ModelConfig:
     """sizes: vocabulary, hidden size, FFN size, layers. heads: query heads, key/value heads, head_dim.
-    attending: the layers with attention; the others have short convolutions, in a family that has them."""
+    attending: the layers with attention; the others have short convolutions, or the linear attention `delta`,
+    in a family that has them."""
     vocab_size, hidden_size, intermediate_size, layers = sizes
     query_heads, key_value_heads, head_dim = heads
     return ModelConfig(
@@ -57,7 +60,8 @@ def _shape(
         multipliers=multipliers or Multipliers(),
         partial_rotary_factor=rotary_part,
         layers_with_conv=frozenset(range(layers)) - {*attending} if attending else frozenset(),
-        conv_taps=CONV_TAPS if attending else 0,
+        conv_taps=taps_of(FAMILIES[family]) if attending else 0,
+        delta=delta,
     )
 
 
@@ -76,7 +80,7 @@ def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
     windows = (
         (config.sliding_window, config.layers_with_window) if family.sliding_window else (None, frozenset())
     )
-    if every := family.full_attention_interval:
+    if (every := family.full_attention_interval) and family.sliding_window:
         layers = config.num_hidden_layers
         local = frozenset(one for one in range(layers - 1) if (one + 1) % every)
         windows = family.sliding_window, local
@@ -93,8 +97,14 @@ def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
         multipliers=factors,
         partial_rotary_factor=part,
         layers_with_conv=conv,
-        conv_taps=CONV_TAPS if conv else 0,
+        conv_taps=taps_of(family) if conv else 0,
+        delta=_small_delta(config) if family.has_delta else None,
     )
+
+
+def _small_delta(config: ModelConfig) -> DeltaHeads:
+    """Linear attention whose values are as wide as the model's queries."""
+    return DeltaHeads(1, config.num_attention_heads, config.head_dim, config.head_dim)
 
 
 def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
@@ -138,6 +148,17 @@ SHAPES = {
     ),
     "lfm2-1.2b": _shape(
         "lfm2", (65536, 2048, 8192, 16), (32, 8, 64), 128000, 1e6, attending=(2, 5, 8, 10, 12, 14)
+    ),
+    "qwen3.5-0.8b": _shape(
+        "qwen3_5_text",
+        (248320, 1024, 3584, 24),
+        (8, 2, 256),
+        262144,
+        1e7,
+        1e-6,
+        rotary_part=0.25,
+        attending=tuple(range(3, 24, 4)),
+        delta=DeltaHeads(16, 16, 128, 128),
     ),
     "sdar-4b": _shape("sdar", (151936, 2560, 9728, 36), (32, 8, 128), 32768, 1e6, 1e-6, tied=False),
     "tiny": _shape(
@@ -192,8 +213,8 @@ def _distribution(name: str, shape: tuple[int, ...], norm_offset: int) -> tuple[
     """Mean and standard deviation of a tensor's elements. norm_offset: what norms add to their weights."""
     if name.endswith(".bias"):
         return 0.0, BIAS_STD
-    if len(shape) == 1:
-        return 1.0 - norm_offset, NORM_STD
+    if len(shape) == 1:  # of linear attention's own norm, the weight is taken as it is
+        return 0.0 if norm_offset and ".linear_attn.norm." not in name else 1.0, NORM_STD
     if not name.startswith("model.layers."):
         return 0.0, EMBED_STD
     adds = name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight", "w2.weight"))
@@ -226,7 +247,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "num_hidden_layers": config.num_hidden_layers,
         "num_key_value_heads": config.num_key_value_heads,
         **(_kinds_of_layers(config) if config.sliding_window or config.layers_with_conv else {}),
-        **({"conv_L_cache": config.conv_taps} if config.layers_with_conv else {}),
+        **(_convolutions(config) if config.layers_with_conv else {}),
         **({"no_rope_layers": _has_rope(config)} if family.no_rope_interval else {}),
         **({"partial_rotary_factor": config.partial_rotary_factor} if family.has_partial_rotary else {}),
         "pad_token_id": None,  # some families' default is a token that a small vocabulary has not
@@ -246,13 +267,23 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _convolutions(config: ModelConfig) -> dict[str, int]:
+    """Entries of layers without attention."""
+    if not config.delta:
+        return {"conv_L_cache": config.conv_taps}
+    sizes = zip(
+        ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"), config.delta, strict=True
+    )
+    return {"linear_conv_kernel_dim": config.conv_taps} | {f"linear_{name}": size for name, size in sizes}
+
+
 def _kinds_of_layers(config: ModelConfig) -> dict[str, list[str]]:
     """The kind of each layer, where they differ."""
     windowed = config.layers_with_window
     if config.layers_with_conv:
-        layers = range(config.num_hidden_layers)
+        layers, kind = range(config.num_hidden_layers), state_kind(config.family)
         return {
-            "layer_types": ["conv" if one in config.layers_with_conv else "full_attention" for one in layers]
+            "layer_types": [kind if one in config.layers_with_conv else "full_attention" for one in layers]
         }
     if len(windowed) == config.num_hidden_layers and config.local_rope_theta is None:
         return {}

@@ -109,7 +109,7 @@ class NumpyRunner:
         assert set(arrays) == inputs, f"{program.name}: {sorted(arrays)} given, {sorted(inputs)} are inputs"
         self.check(program, arrays)
         self.calls.append((program.name, bo_key))
-        values = getattr(self, program.name)(**arrays, **self.sets.get(bo_key, {}))
+        values = getattr(self, program.kind)(**arrays, **self.sets.get(bo_key, {}))
         wanted = outputs or [a.name for a in program.arguments if a.role is Role.OUTPUT]
         self.check(program, {name: values[name] for name in wanted})
         buffers = self.results.setdefault(bo_key, {name: array.copy() for name, array in values.items()})
@@ -122,7 +122,7 @@ class NumpyRunner:
         for name, array in arrays.items():
             argument = program.arguments[name]
             assert array.shape == argument.shape, f"{program.name}.{name}: {array.shape}, not {argument}"
-            assert array.dtype == bf16, f"{program.name}.{name} is {array.dtype}"
+            assert array.dtype == argument.dtype.numpy, f"{program.name}.{name} is {array.dtype}"
             assert array.flags.c_contiguous, f"{program.name}.{name} is strided"
 
     def rms_gemms_rope(self, rope_lut, **arrays):

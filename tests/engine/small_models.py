@@ -11,17 +11,26 @@ from safetensors.numpy import load_file, save_file
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.model import LoadedModel, build_model, preload
-from aerie.engine.variant_set import VariantSet
-from aerie.multi_launch_builder import Program
+from aerie.engine.program_library import variant_set_for
+from aerie.engine.variant_set import ROWS, VariantSet
+from aerie.multi_launch_builder import Program, Variant, plan_variant_programs
 from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.variants import state_layer_kinds
 from tests.engine import against_transformers
 from tests.engine import checkpoints as checkpoint_files
+from tests.engine.numpy_rows_runner import NumpyRowsRunner
 from tests.engine.numpy_runner import NumpyRunner
 
 
 def argument_tables(shape, seq_len, names=None):
     """The programs' tables without their MLIR text, which the numpy runner does not read."""
     plans = plan_programs(shape, seq_len, names)
+    return {name: Program(name, "", plan.arguments, (), ()).with_plan(plan) for name, plan in plans.items()}
+
+
+def tables_of_rows(config):
+    """The same of programs of 8 and 64 rows."""
+    plans = plan_variant_programs(config.shape, [Variant(8, 512), Variant(64, 512)])
     return {name: Program(name, "", plan.arguments, (), ()).with_plan(plan) for name, plan in plans.items()}
 
 
@@ -89,9 +98,15 @@ def numpy_model():
     def make(folder, seq_len=64, max_positions=None) -> LoadedModel:
         checkpoint = open_checkpoint(folder)
         checkpoint = replace(checkpoint, config=checkpoint.config.with_max_positions(max_positions))
-        programs = argument_tables(checkpoint.config.shape, seq_len)
-        runner: Any = NumpyRunner(checkpoint.config)  # has what these programs need of a runner
-        model = build_model(checkpoint, programs, runner, VariantSet(seq_len))
+        config = checkpoint.config
+        if config.delta:  # which has no six programs
+            programs, variants = tables_of_rows(config), variant_set_for(config, "8,64x512", ROWS)
+            runner: Any = NumpyRowsRunner(config)
+        else:
+            programs = argument_tables(config.shape, seq_len)
+            variants = VariantSet(seq_len, state_kinds=state_layer_kinds(config.shape))
+            runner = NumpyRunner(config)  # has what these programs need of a runner
+        model = build_model(checkpoint, programs, runner, variants)
         list(preload(model, checkpoint.weights))
         return model
 

@@ -78,6 +78,7 @@ FAMILY_ROWS = {
     "phi3": {"family": "Phi3", "pad_token_id": 0},
     "qwen2": {"family": "Qwen2"},
     "qwen3": {"family": "Qwen3"},
+    "qwen3_5_text": {"family": "Qwen3_5", "pad_token_id": 0},
     "smollm3": {"family": "SmolLM3", "no_rope_layer_interval": 2, "pad_token_id": 0},
     "sdar": {"family": "Qwen3", "entries": published("sdar", "SDARForCausalLM")},
 }
@@ -191,6 +192,32 @@ def with_convolutions(shape, number):
     }
 
 
+def with_linear_attention(shape, number):
+    """Values as wide as the queries, cut into as many heads or more, that share fewer keys.
+
+    Seeds are such that transformers' own bf16 keeps each row within the bound: of others it has rows at a
+    cosine of 0.997 to exact ones.
+    """
+    head_dim, part = ((64, 0.5), (128, 0.25), (96, 1.0), (64, 1.0))[number % 4]
+    query_heads, layers = min(shape["num_attention_heads"], 4), (2, 3, 3, 2)[number % 4]
+    value_heads = query_heads * head_dim // 32
+    kinds = ("linear_attention", "full_attention", "linear_attention")
+    return shape | {
+        "num_hidden_layers": layers,
+        "layer_types": [kinds[(layer + number) % 3] for layer in range(layers)],
+        "num_attention_heads": query_heads,
+        "num_key_value_heads": query_heads // (1 + number % 2),
+        "head_dim": head_dim,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": part},
+        "linear_num_value_heads": value_heads,
+        "linear_num_key_heads": value_heads // (1, 2)[number % 2],
+        "linear_value_head_dim": 32,
+        "linear_key_head_dim": (16, 48, 32, 64)[number % 4],
+        "linear_conv_kernel_dim": (4, 3)[number % 2],
+        "seed": (20, 1, 42, 3)[number % 4],
+    }
+
+
 CHANGED = {
     "gemma3_text": with_wide_heads,
     "lfm2": with_convolutions,
@@ -198,6 +225,7 @@ CHANGED = {
     "ministral3": with_growing_queries,
     "olmo3": with_two_bases,
     "phi3": with_partial_rotary,
+    "qwen3_5_text": with_linear_attention,
 }
 """What a family's random shapes have otherwise."""
 CASES = [(family, number) for family in FAMILY_ROWS for number in range(SHAPES_EACH)]
@@ -209,6 +237,7 @@ WITH_THE_SAME_LAYERS = {
     "ministral3": "llama",
     "mistral": "llama",
     "olmo3": "olmo2",
+    "qwen3_5": "qwen3_5_text",
 }
 
 
@@ -244,7 +273,8 @@ def test_random_shapes_on_the_virtual_npu(family, make_checkpoint, against):
     checkpoint = open_checkpoint(folder)
     # Models that fill in blocks run here as their classes in transformers do: a position sees none after it.
     one_by_one = replace(checkpoint, config=replace(checkpoint.config, diffusion=None))
-    options = RuntimeOptions(64, select_backend("virtual"), default_cache_dir())
+    seq_len = None if checkpoint.config.delta else 64
+    options = RuntimeOptions(seq_len, select_backend("virtual"), default_cache_dir())
     model = prepare_runtime(one_by_one, options, Reporter()).model
     against.check(model, folder, 23, 8)
 
@@ -253,11 +283,12 @@ def test_random_shapes_on_the_virtual_npu(family, make_checkpoint, against):
 def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
     import transformers
 
+    sizes = {**MINIMAL, "num_hidden_layers": 4}  # of which linear attention leaves one to attention
     (tmp_path / "config.json").write_text(
-        json.dumps({**MINIMAL, "model_type": family, **FAMILY_ROWS[family].get("entries", {})})
+        json.dumps({**sizes, "model_type": family, **FAMILY_ROWS[family].get("entries", {})})
     )
     ours = load_config(tmp_path)
-    theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}ForCausalLM").config_class(**MINIMAL)
+    theirs = getattr(transformers, f"{FAMILY_ROWS[family]['family']}ForCausalLM").config_class(**sizes)
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert ours.head_dim == head_dim
     for name in ("num_key_value_heads", "max_position_embeddings", "tie_word_embeddings"):
@@ -275,6 +306,13 @@ def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
     if ours.local_rope_theta is not None:
         kinds = enumerate(theirs.layer_types)
         assert ours.layers_with_window == {layer for layer, kind in kinds if kind == "sliding_attention"}
+    if ours.delta:
+        names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+        assert ours.delta == tuple(getattr(theirs, f"linear_{name}") for name in names)
+        assert ours.conv_taps == theirs.linear_conv_kernel_dim
+        assert ours.partial_rotary_factor == ropes["partial_rotary_factor"]
+        assert [layer in ours.layers_with_conv for layer in range(4)] == [True, True, True, False]
+        assert theirs.layer_types == [*["linear_attention"] * 3, "full_attention"]
     assert hasattr(transformers, ours.architecture)
 
 
@@ -379,11 +417,11 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("gemma2", "it caps scores and logits"),
         ("gemma4_text", "a cache that layers share are what it takes; Gemma 3 runs"),
         ("gemma3n_text", "it has embeddings of each layer"),
-        ("qwen3_5_text", "a place for it at the end of each page of keys and values, are what it takes"),
+        ("qwen3_5_moe_text", "mixture of experts, in which each token takes weights of its own"),
         ("phi3small", "its attention skips blocks of positions"),
         ("phimoe", "mixture of experts"),
         ("phi", "attention and FFN side by side, after a LayerNorm"),
-        ("qwen3_next", "keep a state instead of keys and values"),
+        ("qwen3_next", "its linear attention is that of Qwen3.5, which runs, and it is a mixture of experts"),
         ("olmo", "its norms stand after attention"),
         ("cohere", "side by side, after a LayerNorm"),
         ("granitemoe", "mixture of experts"),

@@ -241,8 +241,9 @@ def test_what_a_page_takes(folder: Path) -> None:
     [
         (
             {"context_end": "shift"},
-            "context_end (CONTEXT_END) is 'shift', which drops tokens, and 2 layers of this model are short "
-            "convolutions: what these keep does not move with the positions behind: leave context_end out",
+            "context_end (CONTEXT_END) is 'shift', which drops tokens, and 2 layers of this model keep a "
+            "state, not keys and values: what these keep does not move with the positions behind: leave "
+            "context_end out",
         ),
         (
             {"devices": (0, 1), "decode": "rows"},

@@ -10,11 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from aerie.kernel_builder import delta_rows
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.kernels import (
     all_kernels,
     eltwise_add,
     flash_attention,
+    gated_delta_rule,
     gemv,
     rms_norm,
     rope,
@@ -181,6 +183,53 @@ def test_swiglu_is_that_of_hugging_face() -> None:
     ours = run(swiglu.build(16, 768), {"gate": gate, "up": up})["out"].astype(np.float32)
     assert np.mean(ours != theirs) < 0.12
     np.testing.assert_allclose(ours, theirs, rtol=swiglu.KERNEL.tolerance.rtol)
+
+
+@pytest.mark.parametrize("function", ["torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule"])
+def test_the_delta_rule_is_that_of_hugging_face(function: str) -> None:
+    """Both of transformers' forms, from a state on, of heads that share their keys."""
+    torch = pytest.importorskip("torch")
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    sizes = {"heads": 2, "positions": 64, "key_dim": 32, "value_dim": 32}
+    arrays = random_arrays(gated_delta_rule.KERNEL, sizes, np.random.default_rng(4))
+    rows, gates_at = arrays["rows"], slice(64, 80)
+    gates = np.ascontiguousarray(rows[..., gates_at]).view(np.float32)
+    gates[..., delta_rows.PRESENT] = 1
+    rows[..., gates_at] = gates.view(BF16)
+
+    def tensor(array: Any) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(array, np.float32))[None]
+
+    query, key, value = (tensor(rows[..., at : at + 32].swapaxes(0, 1)) for at in (0, 32, 80))
+    decay, rate = (tensor(gates[..., number].T) for number in (delta_rows.DECAY, delta_rows.RATE))
+    out, state = getattr(modeling_qwen3_5, function)(
+        *(query, key, value),
+        g=decay.log(),
+        beta=rate,
+        initial_state=tensor(delta_rows.from_tiles(arrays["state"], 2)),
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    ours = run(gated_delta_rule.build(**sizes), arrays)
+    theirs = delta_rows.to_tiles(state[0].numpy())
+    np.testing.assert_allclose(ours["state_out"], theirs, rtol=1e-4, atol=1e-5)
+    wanted = out[0].reshape(64, -1).numpy()
+    np.testing.assert_allclose(ours["out"].astype(np.float32), wanted, rtol=2**-8, atol=1e-5)
+
+
+def test_positions_that_are_not_there_change_no_bit() -> None:
+    """A run of 8 positions, and the same with 8 more that are not there."""
+    few = {"heads": 2, "positions": 8, "key_dim": 16, "value_dim": 16}
+    arrays = random_arrays(gated_delta_rule.KERNEL, few, np.random.default_rng(6))
+    empty = np.full_like(arrays["rows"], np.nan)
+    empty[..., 32:48] = 0
+    alone = run(gated_delta_rule.build(**few), arrays)
+    more = {**arrays, "rows": np.concatenate([arrays["rows"], empty], axis=1)}
+    padded = run(gated_delta_rule.build(**few | {"positions": 16}), more)
+    assert padded["state_out"].tobytes() == alone["state_out"].tobytes()
+    assert padded["out"][:8].tobytes() == alone["out"].tobytes()
+    assert not padded["out"][8:].astype(np.float32).any()
 
 
 def test_rope_is_that_of_hugging_face() -> None:

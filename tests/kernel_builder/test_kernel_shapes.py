@@ -60,6 +60,28 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
             "cols=7792 leaves 7792 for each of 1 cores, and L1 holds 2880 with 3 taps; use at most 23040",
         ),
     ],
+    "gated_delta_rule": [
+        (
+            {"heads": 2, "positions": 8, "key_dim": 20, "value_dim": 32},
+            r"key_dim=20 is no positive multiple of 16 .a core takes 16 .*; use 16 or 32",
+        ),
+        (
+            {"heads": 2, "positions": 8, "key_dim": 16, "value_dim": 8},
+            "value_dim=8 is no positive multiple of 16 .*; use 16",
+        ),
+        (
+            {"heads": 0, "positions": 8, "key_dim": 16, "value_dim": 16},
+            "heads=0 is no positive multiple of 1 .there must be a head.; use 1",
+        ),
+        (
+            {"heads": 2, "positions": 0, "key_dim": 16, "value_dim": 16},
+            "positions=0 is no positive multiple of 1 .there must be a position.; use 1",
+        ),
+        (
+            {"heads": 2, "positions": 64, "key_dim": 256, "value_dim": 256},
+            "key_dim=256 and value_dim=256 take 93696 bytes of a core.*; use smaller heads, as 128 and 128",
+        ),
+    ],
     "swiglu": [
         (
             {"rows": 8, "cols": 64, "activation": "relu"},

@@ -24,6 +24,13 @@ from aerie.multi_launch_builder.shape_limits import check_seq_len, check_shape, 
 from aerie.multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B, LM_HEAD_ROWS, SEQ_LEN_STEP
 from aerie.multi_launch_builder.variants import MASK_WORD
 
+DELTA = {
+    "conv_taps": 4,
+    "delta_key_heads": 2,
+    "delta_value_heads": 4,
+    "delta_key_dim": 64,
+    "delta_value_dim": 64,
+}
 AT_MOST = {
     "head_dim": lambda most: {"head_dim": most},
     "rotary_dim": lambda most: {"rotary_dim": most},
@@ -83,6 +90,27 @@ def test_known_shapes_are_legal(shape):
         (
             {"conv_taps": 3, "n_heads": 8},
             "n_heads * head_dim=512 is not emb_dim=256, and layers with a short convolution share the output",
+        ),
+        (
+            {**DELTA, "delta_key_dim": 24},
+            "delta_key_dim=24 is not a positive multiple of 16 (a core takes 16 elements at a time); the "
+            "nearest legal value is 32",
+        ),
+        (
+            {**DELTA, "delta_value_heads": 3},
+            "delta_key_heads=2 does not divide delta_value_heads=3, so the value heads cannot share them",
+        ),
+        (
+            {**DELTA, "delta_value_dim": 32},
+            "delta_value_heads * delta_value_dim=128 is not n_heads * head_dim=256, and layers with linear",
+        ),
+        (
+            {**DELTA, "delta_key_dim": 512},
+            "delta_key_dim=512 and delta_value_dim=64 take ",
+        ),
+        (
+            {**DELTA, "conv_taps": 1000},
+            "queries, keys and values of linear attention are 512 wide, which leaves 64 for each core of a",
         ),
         (
             {"conv_taps": 1000},

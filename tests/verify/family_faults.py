@@ -13,6 +13,7 @@ from aerie.engine.rope import LongRopeScaling
 from aerie.engine.rope_tables import RopeTables
 from aerie.engine.tensors import Rows
 from aerie.kernel_builder.activations import SILU
+from tests.verify.delta_faults import QWEN3_5_FAULTS
 from tests.verify.fault_runners import AFTER, BEFORE
 from tests.verify.faults import Fault, given, preloaded, returned, turned_otherwise, weights_fault
 
@@ -223,6 +224,10 @@ FAMILY_FAULTS = {
         Fault("no magnitude of cosines", turned_otherwise(without_magnitude), "layer 0, step rope_q"),
         Fault("gate and up swapped", weights_fault(1, gate_and_up_swapped), "layer 1, step gate"),
         Fault("keys are the end of the queries", weights_fault(1, shifted_keys), "layer 1, step k"),
+    ),
+    "qwen3_5_text": (
+        Fault("norms multiply with w, not with 1 + w", weight_alone, "layer 0, step attn_norm"),
+        *QWEN3_5_FAULTS,
     ),
     "smollm3": (
         Fault("a layer without RoPE is turned", with_rope_of_layer(all_turned), "layer 1, step rope_q"),

@@ -30,8 +30,9 @@ def models(demo_checkpoint, open_session):
             config = replace(config, **FAMILY_CHANGES.get(family, {}))
             contexts.append(random_checkpoint(config, Reporter()))
             checkpoint = contexts[-1].__enter__()
-            session = open_session(checkpoint, SEQ_LEN)
-            rebuild = partial(open_session, checkpoint, SEQ_LEN)
+            programs = {"variants": "8,64x512"} if config.delta else {"seq_len": SEQ_LEN}
+            session = open_session(checkpoint, **programs)
+            rebuild = partial(open_session, checkpoint, **programs)
             opened[family] = Healthy(session, checkpoint, rebuild), Reference.open(checkpoint.folder)
         return opened[family]
 

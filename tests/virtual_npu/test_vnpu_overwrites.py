@@ -100,6 +100,7 @@ CALLS = {
     "rows of blocks": Call("weight_blocks.cc", "matvec_block_rows_bf16", [(2048, "f32"), (32, "bf16")]),
     "swiglu": Call("silu_and_mul.cc", "silu_and_mul_bf16", [(64, "bf16"), (64, "bf16"), (80, "bf16"), 64]),
     "gates": Call("silu_and_mul.cc", "silu_and_mul_bf16", [(64, "bf16"), (64, "bf16"), (80, "bf16"), 64], ("NO_ACTIVATION=1",)),
+    "sigmoid": Call("silu_and_mul.cc", "silu_and_mul_bf16", [(64, "bf16"), (64, "bf16"), (80, "bf16"), 64], ("SIGMOID=1",)),
     "convolution": Call("short_conv.cc", "short_conv_bf16", [(96, "bf16"), (48, "bf16"), (48, "bf16"), 2, 16]),
     "rope": Call("rope_halfsplit.cc", "rope", [(128, "bf16"), (64, "bf16"), (160, "bf16"), 2, 64]),
 }  # fmt: skip

@@ -82,7 +82,9 @@ def _has(family: Any) -> str:
     parts += ["fused tensors"] * family.is_fused
     parts += ["factors of embeddings, scores, residuals and logits"] * family.has_multipliers
     parts += ["a sliding window"] * (family.sliding_window is not None)
-    parts += ["short convolutions in place of attention in most layers"] * bool(family.conv_tensors)
+    other = "linear attention" if family.has_delta else "short convolutions"
+    parts += [f"{other} in place of attention in most layers"] * bool(family.conv_tensors)
+    parts += ["a gate on attention"] * family.attention_gate
     parts += ["own RoPE in layers with a window"] * (family.local_rope_theta is not None)
     parts += ["norms with 1 + weight"] * bool(family.norm_weight_offset)
     parts += ["GeGLU"] * (family.activation != "silu")
