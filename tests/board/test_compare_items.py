@@ -60,6 +60,10 @@ def test_a_kernel_alone_is_compiled_as_the_programs_compile_it() -> None:
     assert any(flag.startswith("--omit-ping-pong-transform") for flag in flags)
 
 
+BITS_OF_F32 = {("gated_delta_rule", "rows")}
+"""Arguments of bf16 that hold halves of f32 numbers: a half by itself may be no number."""
+
+
 @pytest.mark.parametrize("item", all_items(), ids=str)
 def test_numbers_for_every_argument_that_is_read(item: ComparisonItem) -> None:
     plan = plan_item(item)
@@ -68,7 +72,7 @@ def test_numbers_for_every_argument_that_is_read(item: ComparisonItem) -> None:
     assert set(arrays) == set(read)
     for name, array in arrays.items():
         assert (array.shape, array.dtype) == (read[name].shape, np.dtype(read[name].dtype.numpy))
-        assert np.isfinite(array.astype(np.float32)).all()
+        assert np.isfinite(array.astype(np.float32)).all() or (item.name, name) in BITS_OF_F32
         assert array.tobytes() == again[name].tobytes()
     assert any(array.tobytes() != other[name].tobytes() for name, array in arrays.items())
 
