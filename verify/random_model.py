@@ -52,9 +52,9 @@ def with_longer_context(config: ModelConfig) -> ModelConfig:
 
 def in_another_family(config: ModelConfig) -> ModelConfig:
     """The config with the same sizes in a model family whose layers have other tensors: the last by name of
-    the autoregressive ones.
+    the autoregressive ones with attention in every layer, which all programs serve.
     """
-    generation = [each for each in FAMILIES.values() if each.diffusion is None]
+    generation = [each for each in FAMILIES.values() if each.diffusion is None and not each.conv_tensors]
     candidates = (each for each in reversed(generation) if each.tensors != config.family.tensors)
     return replace(in_family(config, next(candidates)), sliding_window=None, layers_with_window=frozenset())
 
