@@ -205,6 +205,10 @@ CONFIG_NAMES = {
     "hidden_dim": "intermediate_size",
     "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads",
+    "delta_key_heads": "linear_num_key_heads",
+    "delta_value_heads": "linear_num_value_heads",
+    "delta_key_dim": "linear_key_head_dim",
+    "delta_value_dim": "linear_value_head_dim",
 }
 """The names in config.json of sizes that have other names in a ModelShape."""
 IN_CONFIG = re.compile(rf"\b({'|'.join(CONFIG_NAMES)})\b")

@@ -104,7 +104,8 @@ def test_what_is_not_built_is_refused(folder: Path, options: Any, message: str) 
 def test_a_wide_value_that_the_output_projection_has_not(make_checkpoint: Callable[..., Path]) -> None:
     folder = make_checkpoint(seed=7, **QWEN | {"linear_value_head_dim": 32})
     chosen = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
-    with pytest.raises(ConfigError, match=r"delta_value_heads \* delta_value_dim=128 is not .*=256, and la"):
+    message = r"linear_num_value_heads \* linear_value_head_dim=128 is not .*=256, and la"
+    with pytest.raises(ConfigError, match=message):
         prepare_runtime(open_checkpoint(folder), chosen, Reporter())
 
 
