@@ -87,7 +87,7 @@ class Compiler:
         """
         if not self.command:
             raise _no_compiler_error()
-        _check_links_cpp(self.command)
+        _check_links_cpp(self.command, target.parent)
         self._run(
             [*self.supported_flags(self.flags), *extra, "-pipe", "-c", str(source), "-o", str(target)],
             f"compiling {source.name}",
@@ -212,21 +212,31 @@ _C_DRIVER = re.compile(r"(.*?)(gcc|clang|cc)((-[\d.]+)?)$")
 _CPP_DRIVERS = {"gcc": "g++", "clang": "clang++", "cc": "c++"}
 
 
-@functools.cache
-def _links_cpp(command: tuple[str, ...]) -> bool:
-    """Whether the command links the C++ library, according to a dry run (`-###`); True if that fails."""
-    probe = ["-###", "-shared", "-x", "c++", os.devnull, "-o", os.devnull]
+_LINKS_CPP: dict[tuple[str, ...], bool] = {}
+"""What `_links_cpp` said of the commands of this process."""
+
+
+def _links_cpp(command: tuple[str, ...], work: Path) -> bool:
+    """Whether the command links the C++ library, according to a dry run (`-###`); True if that fails.
+
+    work: where a command that makes a file all the same puts it.
+    """
+    probe = ["-###", "-shared", "-x", "c++", os.devnull, "-o", "probe.so"]
     try:
-        done = subprocess.run([*command, *probe], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            [*command, *probe], capture_output=True, text=True, timeout=30, check=False, cwd=work
+        )
     except (OSError, subprocess.TimeoutExpired):
         return True
     words = done.stderr.replace('"', " ").split()
     return "-lc" not in words or not {"-lstdc++", "-lc++"}.isdisjoint(words)
 
 
-def _check_links_cpp(command: tuple[str, ...]) -> None:
+def _check_links_cpp(command: tuple[str, ...], work: Path) -> None:
     """Raises ToolchainError for a C compiler: it compiles C++ but does not link the C++ library."""
-    if _links_cpp(command):
+    if command not in _LINKS_CPP:
+        _LINKS_CPP[command] = _links_cpp(command, work)
+    if _LINKS_CPP[command]:
         return
     variable, text = _named_command()
     match = _C_DRIVER.match(text)

@@ -73,7 +73,7 @@ def fresh(tmp_path, monkeypatch):
 
 def forget() -> None:
     compiler_records._version.cache_clear()
-    compiler._links_cpp.cache_clear()
+    compiler._LINKS_CPP.clear()
 
 
 @pytest.fixture(scope="module")
