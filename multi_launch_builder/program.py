@@ -67,8 +67,8 @@ class ExternalObject:
 class Program:
     """One `func.func` named `name` in `text`, called with `arguments` in table order.
 
-    launches: the names of its launches in order. kind, rows, context: as in its plan. module: what `text` was
-    printed from, as `print_as_source` leaves it; None where the program was not built in this process.
+    launches: the names of its launches in order. kind, rows, context: as in its plan. built_from: a module
+    and the text that `print_as_source` made of it; None where the program was not built in this process.
     """
 
     name: str
@@ -80,7 +80,13 @@ class Program:
     kind: str = ""
     rows: int = 0
     context: int = 0
-    module: ModuleOp | None = field(default=None, compare=False, repr=False)
+    built_from: tuple[ModuleOp, str] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def module(self) -> ModuleOp | None:
+        """The module that `text` was printed from; None where it is gone, or the program has another text."""
+        module, text = self.built_from or (None, "")
+        return module if text == self.text else None
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -111,7 +117,7 @@ class Program:
 
         launches = tuple(_text(op, "sym_name") for op in module.walk() if op.name == "air.launch")
         text, objects = print_as_source(module), external_objects(module)
-        return Program(name, text, arguments, launches, objects, options, module=module)
+        return Program(name, text, arguments, launches, objects, options, built_from=(module, text))
 
 
 def external_objects(module: ModuleOp) -> tuple[ExternalObject, ...]:

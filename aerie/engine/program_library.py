@@ -296,7 +296,7 @@ class ProgramLibrary:
         compile_into(self.cache, programs, self._report, time.perf_counter() - started)
         for program in programs:
             self.buffer_names.add(program)
-            self.by_name[program.name] = replace(program, module=None)  # it is compiled
+            self.by_name[program.name] = replace(program, built_from=None)  # it is compiled
         return [self.by_name[program.name] for program in programs]
 
 
