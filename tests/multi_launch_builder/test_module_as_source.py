@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aerie.air_dialect import parse, print_as_source, print_module
@@ -61,6 +63,7 @@ def test_a_toolchain_that_is_given_the_module_does_not_read_the_text(tmp_path, m
     VirtualToolchain().compile(program, tmp_path, None)
     assert given == [program.module]
     assert program.module is not None
+    assert replace(program, text="another").module is None
 
 
 def test_equal_kernels_of_a_program_are_built_once(monkeypatch):
