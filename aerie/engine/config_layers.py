@@ -150,17 +150,17 @@ def read_ropes(config: ConfigReader, family: ModelFamily) -> tuple[ConfigReader,
         parameters = ConfigReader(config.path, family.default_rope)
     kinds = [kind for kind in (FULL, SLIDING) if isinstance(parameters.get(kind), dict)]
     if not kinds:
-        return _rope(config, parameters), None
+        return _rope(config, parameters, family), None
     if sorted(parameters.entries) != [FULL, SLIDING]:
         raise ConfigError(
             f"{config.path}: rope_parameters has {short(sorted(parameters.entries))}; RoPE by kind of layer "
             f"needs {FULL!r} and {SLIDING!r}, and nothing beside them: fetch it again"
         )
-    full, sliding = (_rope(config, parameters.child(kind)) for kind in (FULL, SLIDING))
+    full, sliding = (_rope(config, parameters.child(kind), family) for kind in (FULL, SLIDING))
     return full, sliding
 
 
-def _rope(config: ConfigReader, parameters: ConfigReader) -> ConfigReader:
+def _rope(config: ConfigReader, parameters: ConfigReader, family: ModelFamily) -> ConfigReader:
     """RoPE entries in one object, from either spelling. ConfigError for an entry that is given two values.
 
     transformers 5 writes `rope_parameters` with the base inside; earlier versions write `rope_theta`
@@ -176,7 +176,7 @@ def _rope(config: ConfigReader, parameters: ConfigReader) -> ConfigReader:
                     "another; which of them the model was trained with is not known: fetch it again"
                 )
     merged.setdefault("rope_type", merged.get("type", "default"))
-    for name in OF_IMAGES:
+    for name in OF_IMAGES if family.reads_images else ():
         merged.pop(name, None)
     return ConfigReader(config.path, merged)
 

@@ -138,7 +138,8 @@ class ModelFamily:
     whether its layers may have a window; a family without ignores `sliding_window`, as transformers does.
     window_is_optional: the window applies only if `use_sliding_window` is true, and in the layers that
     `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first part
-    of a head, `partial_rotary_factor` of it, by default `partial_rotary`. is_fused: whether queries, keys and
+    of a head, `partial_rotary_factor` of it, by default `partial_rotary`. reads_images: whether its
+    published files have RoPE for images too. is_fused: whether queries, keys and
     values, and gate and up, are one tensor each. has_multipliers: whether config.json has the four factors of
     Multipliers, each 1 where it does not say. scoring_architecture: the class of its rerankers with a head
     that scores in place of the LM head; None where none of its rerankers is known. tensors: of a layer, as
@@ -172,6 +173,7 @@ class ModelFamily:
     window_layers: int = 0
     has_partial_rotary: bool = False
     partial_rotary: float = 1.0
+    reads_images: bool = False
     is_fused: bool = False
     has_multipliers: bool = False
     qk_norm_spans_heads: bool = False

@@ -18,6 +18,7 @@ FAMILY = ModelFamily(
     head_dim=256,
     has_partial_rotary=True,
     partial_rotary=0.25,
+    reads_images=True,
     full_attention_interval=4,
     norm_round_once=True,
     norm_weight_offset=1,
