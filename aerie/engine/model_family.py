@@ -138,17 +138,16 @@ class ModelFamily:
     whether its layers may have a window; a family without ignores `sliding_window`, as transformers does.
     window_is_optional: the window applies only if `use_sliding_window` is true, and in the layers that
     `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first part
-    of a head, `partial_rotary_factor` of it, by default `partial_rotary`. reads_images: whether its
-    published files have RoPE for images too. is_fused: whether queries, keys and
-    values, and gate and up, are one tensor each. has_multipliers: whether config.json has the four factors of
-    Multipliers, each 1 where it does not say. scoring_architecture: the class of its rerankers with a head
-    that scores in place of the LM head; None where none of its rerankers is known. tensors: of a layer, as
-    LAYER_TENSORS. conv_tensors: of a layer with a short convolution, or with linear attention, in place of
-    attention, which `layer_types` names; empty means that it has no such layers. final_norm: the tensor of
-    the norm after the layers. norm_eps_entry: what config.json calls the epsilon. adjusts_ffn: whether the
-    FFN's width follows from the entries `block_*`, by rounding. diffusion: for a family of block diffusion.
-    published_sizes: for messages. run_with: the published models that the project ran, with real weights, and
-    their types.
+    of a head, `partial_rotary_factor` of it, by default `partial_rotary`. reads_images: whether its published
+    files have RoPE for images too. is_fused: whether queries, keys and values, and gate and up, are one
+    tensor each. has_multipliers: whether config.json has the four factors of Multipliers, each 1 where it
+    does not say. scoring_architecture: the class of its rerankers with a head that scores in place of the LM
+    head; None where none of its rerankers is known. tensors: of a layer, as LAYER_TENSORS. conv_tensors: of a
+    layer with a short convolution, or with linear attention, in place of attention, which `layer_types`
+    names; empty means that it has no such layers. final_norm: the tensor of the norm after the layers.
+    norm_eps_entry: what config.json calls the epsilon. adjusts_ffn: whether the FFN's width follows from the
+    entries `block_*`, by rounding. diffusion: for a family of block diffusion. published_sizes: for messages.
+    run_with: the published models that the project ran, with real weights, and their types.
     """
 
     model_type: str
