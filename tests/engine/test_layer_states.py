@@ -16,22 +16,27 @@ from aerie.engine import layer_states
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.errors import ConfigError
-from aerie.engine.forward import decode_step, prefill
 from aerie.engine.layer_states import BEFORE_START, LayerStates, StateRows, read_positions
 from aerie.engine.native import native_attention
 from aerie.engine.numerics import bf16
 from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_manager import PAGE_SIZE
-from aerie.engine.page_pool import PagedSequence, page_bytes
+from aerie.engine.page_pool import page_bytes
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
-from aerie.engine.sampler import Sampler
-from aerie.engine.saved_sequence import restore_sequence, save_sequence
 from aerie.engine.session import Session
 from aerie.engine.static_form import static_sizes
 from aerie.runtime import select_backend
 from tests.engine.checkpoints import edit_json
-from tests.engine.scheduling import NEW, Arrival, Family, Listening, run, sampler, session_of
+from tests.engine.scheduling import Family, session_of
+from tests.engine.state_checks import (
+    check_batch,
+    check_parts,
+    check_prefix,
+    check_saved,
+    check_taken_back,
+    together,
+)
 from tests.engine.test_drawn_schedules import check as check_drawn_schedules
 
 KINDS = ["conv", "full_attention", "conv"]
@@ -70,68 +75,18 @@ def test_logits_are_those_of_transformers(against: Any, folder: Path, session: S
     against.check(session.model, folder, 71, 8)
 
 
-def bits(model: Any, prompt: list[int], fed: list[int], parts: list[int]) -> bytes:
-    """Of the rows of a prompt in parts that end at these positions, and of tokens after it."""
-    cache, rows = model.new_cache(len(prompt) + len(fed)), []
-    for part in np.split(np.array(prompt), parts):
-        rows += [*prefill(model, part.tolist(), cache)]
-    rows += [decode_step(model, token, cache) for token in fed]
-    return np.array(rows).tobytes()
-
-
 def test_a_prompt_in_parts_has_the_bits_of_the_whole(against: Any, session: Session) -> None:
-    """Parts of one, two and three tokens too, which reach back to more than one part."""
-    tokens = against.random_tokens(session.model, 79)
-    prompt, fed = tokens[:71], tokens[71:]
-    assert bits(session.model, prompt, fed, [1, 2, 5, 35, 64]) == bits(session.model, prompt, fed, [])
+    check_parts(session, against.random_tokens(session.model, 79))
 
 
 def test_tokens_that_are_taken_back_leave_nothing(against: Any, session: Session) -> None:
-    tokens = against.random_tokens(session.model, 70)
-    cache = session.model.new_cache(70)
-    prefill(session.model, tokens[:66], cache)
-    expected = [decode_step(session.model, token, cache).tobytes() for token in tokens[66:]]
-    for length in (66, 65, 64, 63):
-        cache.length = length
-        others = [(token + 1) % 500 for token in tokens[length:]]
-        for token in others:
-            decode_step(session.model, token, cache)
-        cache.length = min(length, 63)
-        prefill(session.model, tokens[cache.length : 66], cache)
-        found = [decode_step(session.model, token, cache).tobytes() for token in tokens[66:]]
-        assert found == expected, length
-
-
-def together(family: Family, pages: int, spare: int) -> tuple[list[Any], int]:
-    """All requests at once, two of them stopped on the way: their tokens and bits, and how often one gave
-    way."""
-    scheduler, heard = family.scheduler(pages, spare), []
-
-    def arrival(number: int, prompt: list[int]) -> Arrival:
-        listening = sampler(number)
-        heard.append(listening)
-        return Arrival(
-            number // 3,
-            lambda: scheduler.add_request(prompt, NEW, listening),
-            lambda request, _: number in (4, 7) and len(request.token_ids) >= 2,
-        )
-
-    requests = run(scheduler, [arrival(*each) for each in enumerate(family.prompts)])
-    assert [one.error for one in requests] == [None] * len(requests)
-    made = [(list(one.token_ids), one_heard.bits) for one, one_heard in zip(requests, heard, strict=True)]
-    return made, scheduler.stats.preemptions
+    check_taken_back(session, against.random_tokens(session.model, 70), (66, 65, 64, 63))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pages", "spare"), [(40, 0), (8, 0), (8, 6)], ids=["room", "again", "swapped"])
 def test_a_batch_has_the_bits_of_each_alone(family: Family, pages: int, spare: int) -> None:
-    """Prompts that begin alike share pages; where pages run out, one is computed again or swapped out; two
-    are stopped."""
-    made, preemptions = together(family, pages, spare)
-    for number, (found, alone) in enumerate(zip(made, family.alone, strict=True)):
-        count = len(found[0])
-        assert (found[0], found[1][:count]) == (alone[0][:count], alone[1][:count]), number
-    assert bool(preemptions) == (pages < 40)
+    check_batch(family, pages, spare)
 
 
 @pytest.mark.parametrize(
@@ -163,34 +118,11 @@ def test_drafts_change_no_token(folder: Path) -> None:
 
 
 def test_a_prefix_is_found_with_its_state(against: Any, family: Family) -> None:
-    """At the end of a page the next token reads rows of that page."""
-    model, scheduler = family.session.model, family.scheduler(24)
-    text = against.random_tokens(model, 2 * PAGE_SIZE + 1)
-    first, again = (list(scheduler.add_request(text, 3, Sampler())) for _ in range(2))
-    assert first == again
-    other = [*text[: 2 * PAGE_SIZE], 7]
-    longer, heard = scheduler.add_request(other, 3, found := Listening()), Listening()
-    alone = list(family.scheduler(24).add_request(other, 3, heard))
-    assert (list(longer), found.bits) == (alone, heard.bits)
-    assert longer.cached_tokens == 2 * PAGE_SIZE
+    check_prefix(family, against.random_tokens(family.session.model, 2 * PAGE_SIZE + 1))
 
 
 def test_a_saved_sequence_has_its_state(against: Any, session: Session, tmp_path: Path) -> None:
-    model = session.model
-    tokens = against.random_tokens(model, 80)
-    cache = model.new_cache(80)
-    prefill(model, tokens[:70], cache)
-    save_sequence(cache, None, tmp_path / "saved", {"made by": "this"})
-    expected = [decode_step(model, token, cache).tobytes() for token in tokens[70:]]
-    pool = model.new_pool(4)
-    PagedSequence(pool).reserve(1)  # so that pages are others
-    restored, _ = restore_sequence(pool, tmp_path / "saved", {"made by": "this"}, session.grammar_compiler)
-    other = model.new_cache(80)
-    at, to = restored.pool_positions(0, 70), other.pool_positions(0, 70)
-    for ours, theirs in zip(pool._arrays, other.pool._arrays, strict=True):
-        theirs[:, :, to] = ours[:, :, at]
-    other.advance(tokens[:70])
-    assert [decode_step(model, token, other).tobytes() for token in tokens[70:]] == expected
+    check_saved(session, against.random_tokens(session.model, 80), tmp_path / "saved")
 
 
 # The parts by themselves.
