@@ -101,8 +101,7 @@ def _mlir_aie_folder(folder: Path) -> Path:
     place = _with_kernels(folder, named) if named else folder / "aie"
     library = place / TEST_LIBRARY
     _link(library / "include", HEADERS / "test_utils_stand_in")
-    make_folder(library / "lib")
-    (library / "lib" / "libtest_utils.a").write_text(_EMPTY_ARCHIVE)
+    _link(library / "lib" / "libtest_utils.a", folder / _LIBRARIES[0])
     return place
 
 
