@@ -17,6 +17,7 @@ from aerie.virtual_npu.aie.kept_programs import keep_programs
 from aerie.virtual_npu.aie.memory_use import check_memory
 from aerie.virtual_npu.aie.object_fifos import lower_object_fifos
 from aerie.virtual_npu.aie.routes import Route, routes
+from aerie.virtual_npu.aie.scratchpads import WORDS, has_scratchpad, lower_scratchpads
 from aerie.virtual_npu.aie.sequence import emit_sequence, entry_name
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.module import (
@@ -49,7 +50,8 @@ def generate(
 
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
-    file = AieFile(module, text.split("\n"), options, checks_bounds=checks_bounds)
+    parameters = lower_scratchpads(module)
+    file = AieFile(module, text.split("\n"), options, checks_bounds=checks_bounds, parameters=parameters)
     found = [op for op in module.body.block.ops if isinstance(op, DeviceOp)]
     file.devices = [read_device(op, number) for number, op in enumerate(found)]
     for device in file.devices:
@@ -111,12 +113,15 @@ def _emit_entry(file: AieFile, device: Device, op: RuntimeSequenceOp, name: str)
     values = [unpacked_argument(type_, number) for number, type_ in enumerate(arguments)]
     entry = f"entry_{mangled(name)}"
     call = ", ".join(["run.host", *values])
+    scratchpad = has_scratchpad(file.module)
     parameters = "void *const *arguments, const vnpu::RunOptions *options, vnpu::RunReport *report"
     file.functions.append(
         "\n".join(
             [
                 f"static void {entry}(void *const *arguments) {{",
                 "  vnpu::aie::Run run;",
+                *[f"  run.host.scratchpad = static_cast<const uint32_t *>(arguments[{len(arguments)}]);"]
+                * scratchpad,
                 f"  run.execute({function}({call}));",
                 "}",
                 f"VNPU_EXPORT int {entry_symbol(name)}({parameters}) {{",
@@ -127,7 +132,10 @@ def _emit_entry(file: AieFile, device: Device, op: RuntimeSequenceOp, name: str)
     )
     symbol = entry_symbol(name)
     described = [argument_metadata(op, type_, number) for number, type_ in enumerate(arguments)]
-    return {"symbol": symbol, "arguments": described}
+    if not scratchpad:
+        return {"symbol": symbol, "arguments": described}
+    words = {"shape": [WORDS], "dtype": "i32"}
+    return {"symbol": symbol, "arguments": [*described, words], "scratchpad": True}
 
 
 # ---- tables ----

@@ -177,4 +177,10 @@ AIE_HOST_INLINE auto select(const A& a, const B& b, const mask<N>& m) {
       m.data, host::as_vector<T, N>(a).data, host::as_vector<T, N>(b).data));
 }
 
+// Of two elements, each repeated in every lane.
+template <typename T, unsigned A, unsigned B, unsigned N>
+AIE_HOST_INLINE vector<T, N> select(const host::lane_ref<T, A>& a, const host::lane_ref<T, B>& b, const mask<N>& m) {
+  return select(host::as_vector<T, N>(T(a)), host::as_vector<T, N>(T(b)), m);
+}
+
 }  // namespace aie

@@ -380,6 +380,11 @@ class Host final : public Actor {
   // Writes the bits of a word that a mask has.
   void write(int buffer, i64 index, int32_t value, uint32_t mask = ~0u);
   void set_lock(int lock, int value);
+  // Copies words of the scratchpad; what cores and descriptors get of it is what it held then.
+  void copy_scratchpad(int words);
+  uint64_t scratchpad_word(int index, int line) const;
+  // Adds to two words of a buffer as the firmware does to an address: 48 bits, of which the lowest two are cleared.
+  void add(int buffer, i64 index, uint64_t delta);
   // A chain of the device's own descriptors, as a task.
   Task *chain(int channel, int bd, i64 repeat, bool sends_token);
   void reset(int channel);
@@ -387,9 +392,12 @@ class Host final : public Actor {
   void begin_core(int core) { array->cores[core]->begin_again(); }
 
   Array *array = nullptr;
+  const uint32_t *scratchpad = nullptr;
 
  private:
   List<Task *> tasks_;
+  uint32_t copied_[32] = {};
+  int copied_words_ = 0;
 };
 
 class Run {

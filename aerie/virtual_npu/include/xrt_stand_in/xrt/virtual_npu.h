@@ -90,7 +90,8 @@ class Program {
 
   struct Entry {
     std::string name, symbol;
-    int arguments = 0;
+    std::vector<bool> is_number;   // of each argument
+    bool has_scratchpad = false;  // as the last one
   };
   // The sequence of a name that may have a device's before it, as in "main:sequence"; else that whose kernel has the name,
   // or the first one.
@@ -127,7 +128,11 @@ class Program {
       entry.name = json.substr(begin, colon - begin);
       entry.symbol = json.substr(at + key.size(), json.find('"', at + key.size()) - at - key.size());
       const size_t next = json.find(key, at + 1), end = next == std::string::npos ? json.size() : next;
-      for (size_t one = json.find("\"dtype\"", at); one < end; one = json.find("\"dtype\"", one + 1)) ++entry.arguments;
+      const std::string shape = "\"shape\": [";
+      for (size_t one = json.find(shape, at); one < end; one = json.find(shape, one + 1)) {
+        entry.is_number.push_back(json[one + shape.size()] == ']');
+      }
+      entry.has_scratchpad = json.substr(at, end - at).find("\"scratchpad\": true") != std::string::npos;
       entries.push_back(entry);
     }
     if (entries.empty()) throw std::runtime_error(path_ + " has no sequence that a host could start");
@@ -280,16 +285,28 @@ class kernel : public xrt::kernel {
 class run {
  public:
   run() = default;
-  explicit run(const kernel &kernel) : kernel_(kernel) {}
+  explicit run(const kernel &kernel) : kernel_(kernel) {
+    constexpr size_t kScratchpad = 128;
+    if (kernel_.entry().has_scratchpad) scratchpad_ = bo(device(), kScratchpad);
+  }
+  // What the host gives cores and descriptors of a run.
+  bo get_ctrl_scratchpad_bo() const {
+    if (!scratchpad_) throw std::runtime_error("the sequence has no scratchpad");
+    return scratchpad_;
+  }
   template <class T>
   void set_arg(int index, const T &value) {
     if constexpr (std::is_base_of_v<bo, T>) buffers_[index] = value;
     else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) numbers_[index] = int64_t(value);
   }
   void start() {
-    std::vector<void *> arguments;
     const auto &entry = kernel_.entry();
-    for (int i = 0; i < entry.arguments; ++i) arguments.push_back(address(kernel_.first + i, i));
+    std::vector<void *> arguments = buffers_.count(1) && kernel_.first ? numbers_of_instructions() : std::vector<void *>();
+    const bool in_instructions = !arguments.empty();
+    if (in_instructions) arguments = with_buffers(entry, arguments);
+    const int given = int(entry.is_number.size()) - int(entry.has_scratchpad);
+    for (int i = 0; i < given && !in_instructions; ++i) arguments.push_back(address(kernel_.first + i, i));
+    if (entry.has_scratchpad) arguments.push_back(scratchpad_.map());
     try {
       kernel_.program->call(entry, arguments);
       state_ = ERT_CMD_STATE_COMPLETED;
@@ -314,14 +331,42 @@ class run {
   ert_cmd_state state() const { return state_; }
 
  private:
+  // Where the numbers are that the instructions hold, if they are of a header that `aerie vnpu build` has written.
+  std::vector<void *> numbers_of_instructions() {
+    constexpr uint32_t kMagic = 0x55504E56;
+    bo &instructions = buffers_[1];
+    uint32_t *const words = instructions.map<uint32_t *>();
+    std::vector<void *> found;
+    if (instructions.size() < sizeof(kMagic) || words[0] != kMagic) return found;
+    numbers_held_.assign((instructions.size() / sizeof(kMagic) - 1) / 2, 0);
+    for (size_t i = 0; i < numbers_held_.size(); ++i) {
+      memcpy(&numbers_held_[i], words + 1 + 2 * i, sizeof(numbers_held_[i]));
+      found.push_back(&numbers_held_[i]);
+    }
+    return found;
+  }
+  // All arguments: a host passes buffers alone, where the numbers are in its instructions.
+  std::vector<void *> with_buffers(const vnpu_host::Program::Entry &entry, const std::vector<void *> &numbers) {
+    std::vector<void *> all;
+    size_t next = 0;
+    int buffer = kernel_.first;
+    for (size_t i = 0; i + size_t(entry.has_scratchpad) < entry.is_number.size(); ++i) {
+      if (!entry.is_number[i]) all.push_back(address(buffer++, int(i)));
+      else if (next < numbers.size()) all.push_back(numbers[next++]);
+      else throw std::runtime_error("the instructions lack the sequence's argument " + std::to_string(i));
+    }
+    return all;
+  }
   void *address(int index, int number) {
     if (buffers_.count(index)) return buffers_[index].template map<void *>();
     if (numbers_.count(index)) return &numbers_[index];
     throw std::runtime_error("the sequence's argument " + std::to_string(number) + " has not been set");
   }
   kernel kernel_;
+  bo scratchpad_;
   std::map<int, bo> buffers_;
   std::map<int, int64_t> numbers_;
+  std::vector<int64_t> numbers_held_;
   ert_cmd_state state_ = ERT_CMD_STATE_NEW;
 };
 
