@@ -94,3 +94,13 @@ def test_credits_that_are_released_twice(program: Program) -> None:
 def test_512_bits_that_lie_wrong(program: Program) -> None:
     notes = [note for note in _run(program, "credits", 32).notes if "accesses 512 bits 32 bytes" in note]
     assert [note.split(": ")[1] for note in notes] == ["vector.load", "vector.store"]
+
+
+def test_a_broadcast_to_a_receiver_with_too_few_buffers(program: Program) -> None:
+    _run(program, "deep", 32, 8)
+    with pytest.raises(VirtualNpuDeadlock, match="nothing can go on") as error:
+        _run(program, "shallow", 32, 8)
+    text = str(error.value)
+    assert re.search(r"MM2S 0 of shim \(0, 0\) .*room at S2MM 0 of core tile \(0, 3\)", text)
+    assert "core (0, 3)" in text
+    assert "core (0, 2)" in text

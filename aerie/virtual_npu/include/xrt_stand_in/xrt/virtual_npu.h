@@ -301,12 +301,7 @@ class run {
   }
   void start() {
     const auto &entry = kernel_.entry();
-    std::vector<void *> arguments = buffers_.count(1) && kernel_.first ? numbers_of_instructions() : std::vector<void *>();
-    const bool in_instructions = !arguments.empty();
-    if (in_instructions) arguments = with_buffers(entry, arguments);
-    const int given = int(entry.is_number.size()) - int(entry.has_scratchpad);
-    for (int i = 0; i < given && !in_instructions; ++i) arguments.push_back(address(kernel_.first + i, i));
-    if (entry.has_scratchpad) arguments.push_back(scratchpad_.map());
+    const std::vector<void *> arguments = all_arguments(entry);
     try {
       kernel_.program->call(entry, arguments);
       state_ = ERT_CMD_STATE_COMPLETED;
@@ -331,30 +326,28 @@ class run {
   ert_cmd_state state() const { return state_; }
 
  private:
-  // Where the numbers are that the instructions hold, if they are of a header that `aerie vnpu build` has written.
-  std::vector<void *> numbers_of_instructions() {
+  // Whether the instructions are of a header that `aerie vnpu build` has written; then their numbers are kept.
+  bool take_numbers() {
     constexpr uint32_t kMagic = 0x55504E56;
-    bo &instructions = buffers_[1];
-    uint32_t *const words = instructions.map<uint32_t *>();
-    std::vector<void *> found;
-    if (instructions.size() < sizeof(kMagic) || words[0] != kMagic) return found;
-    numbers_held_.assign((instructions.size() / sizeof(kMagic) - 1) / 2, 0);
-    for (size_t i = 0; i < numbers_held_.size(); ++i) {
-      memcpy(&numbers_held_[i], words + 1 + 2 * i, sizeof(numbers_held_[i]));
-      found.push_back(&numbers_held_[i]);
-    }
-    return found;
+    if (kernel_.first == 0 || !buffers_.count(1) || buffers_[1].size() < sizeof(kMagic)) return false;
+    const uint32_t *const words = buffers_[1].map<uint32_t *>();
+    if (words[0] != kMagic) return false;
+    numbers_held_.assign((buffers_[1].size() / sizeof(kMagic) - 1) / 2, 0);
+    for (size_t i = 0; i < numbers_held_.size(); ++i) memcpy(&numbers_held_[i], words + 1 + 2 * i, sizeof(int64_t));
+    return true;
   }
-  // All arguments: a host passes buffers alone, where the numbers are in its instructions.
-  std::vector<void *> with_buffers(const vnpu_host::Program::Entry &entry, const std::vector<void *> &numbers) {
+  // A host passes buffers alone, where the numbers are in its instructions.
+  std::vector<void *> all_arguments(const vnpu_host::Program::Entry &entry) {
+    const bool holds_numbers = take_numbers();
     std::vector<void *> all;
-    size_t next = 0;
-    int buffer = kernel_.first;
-    for (size_t i = 0; i + size_t(entry.has_scratchpad) < entry.is_number.size(); ++i) {
-      if (!entry.is_number[i]) all.push_back(address(buffer++, int(i)));
-      else if (next < numbers.size()) all.push_back(numbers[next++]);
+    size_t number = 0;
+    const int given = int(entry.is_number.size()) - int(entry.has_scratchpad);
+    for (int i = 0; i < given; ++i) {
+      if (!holds_numbers || !entry.is_number[size_t(i)]) all.push_back(address(kernel_.first + i - int(number), i));
+      else if (number < numbers_held_.size()) all.push_back(&numbers_held_[number++]);
       else throw std::runtime_error("the instructions lack the sequence's argument " + std::to_string(i));
     }
+    if (entry.has_scratchpad) all.push_back(scratchpad_.map());
     return all;
   }
   void *address(int index, int number) {
