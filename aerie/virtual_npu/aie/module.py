@@ -14,7 +14,7 @@ from aerie.virtual_npu.aie import registers, vectors  # noqa: F401 - they regist
 from aerie.virtual_npu.aie.cores import AieFile, emit_core, released_locks
 from aerie.virtual_npu.aie.design import Bd, Channel, Device, LockUse, Place, place_of, read_device
 from aerie.virtual_npu.aie.kept_programs import keep_programs
-from aerie.virtual_npu.aie.memory_use import check_memory
+from aerie.virtual_npu.aie.memory_use import buffer_addresses, check_memory
 from aerie.virtual_npu.aie.object_fifos import lower_object_fifos
 from aerie.virtual_npu.aie.routes import Route, routes
 from aerie.virtual_npu.aie.scratchpads import WORDS, has_scratchpad, lower_scratchpads
@@ -39,7 +39,18 @@ _HEADER = """\
 """
 _SOURCES = [
     f"aie/{name}.cc"
-    for name in ("array", "channel", "core", "explain", "host", "stream", "trace", "turns", "watch")
+    for name in (
+        "array",
+        "channel",
+        "core",
+        "control",
+        "explain",
+        "host",
+        "stream",
+        "trace",
+        "turns",
+        "watch",
+    )
 ]
 
 
@@ -194,9 +205,9 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
 
 
 def _owner(device: Device, channel: Channel) -> int:
-    """The core whose own port a channel is; -1 for a DMA, -2 for tokens."""
+    """The core whose own port a channel is; -1: a DMA, -2 and -3: what a control port sends and takes."""
     if channel.port != "Core":
-        return {"DMA": -1, "TileControl": -2}[channel.port]
+        return {"DMA": -1, "TileControl": -2 if channel.sends else -3}[channel.port]
     core = device.core_at(channel.place)
     if core is None:
         raise unsupported(
@@ -249,10 +260,12 @@ def element_count(type_: MemRefType) -> int:
 
 def _buffer_rows(device: Device, initial: Sequence[str]) -> list[str]:
     rows = []
+    addresses = buffer_addresses(device)
     for number, buffer in enumerate(device.buffers):
         size = element_count(buffer.type) * types.byte_width(buffer.type.element_type)
         values = f"initial_{device.number}_{number}" if initial[number] else "nullptr"
-        rows.append(f"{{{string_literal(buffer.name)}, {_place(buffer.place)}, {size}, {values}}}")
+        name, place = string_literal(buffer.name), _place(buffer.place)
+        rows.append(f"{{{name}, {place}, {size}, {values}, {addresses[number]}}}")
     return rows
 
 

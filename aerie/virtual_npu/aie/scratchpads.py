@@ -74,9 +74,9 @@ def read_parameters(module: ModuleOp) -> dict[str, Parameter]:
         kind = "addr" if name in in_offsets else "core"
         _check_type(op, kind)
         found[name] = Parameter(index, op.value_type, kind)
-    for name, op in {**in_cores, **in_offsets}.items():
+    for name, user in {**in_cores, **in_offsets}.items():
         if name not in found:
-            raise unsupported(op, f"no aiex.scratchpad_parameter {symbol_name(name)} beside the devices")
+            raise unsupported(user, f"no aiex.scratchpad_parameter {symbol_name(name)} beside the devices")
     return found
 
 

@@ -229,6 +229,21 @@ void name_place(char *text, int capacity, Place place);
 
 // ---- channels ----
 
+// What a tile answers to a control packet.
+struct Answer {
+  int id, words;
+  uint32_t word[4];
+};
+
+// Takes control packets word by word.
+class Control {
+ public:
+  void take(Channel &channel, uint32_t word);
+
+ private:
+  int address_ = 0, left_ = 0;  // words that the packet still writes
+};
+
 class Channel final : public Actor {
  public:
   using Actor::Actor;
@@ -238,8 +253,12 @@ class Channel final : public Actor {
   void reset();
   bool is_port() const { return table->core != ChannelTable::kDma; }
   void put_word(uint32_t word);
+  void answer(const Answer &answer);
+  bool takes_control() const { return table->core == ChannelTable::kControl; }
   // Its token has come to the host.
   void add_token();
+  // By which its tile's tokens go; null where the switches have none.
+  const Route *token_route() const;
   bool is_shim() const { return table->place.row == 0; }
 
   Array *array = nullptr;
@@ -256,6 +275,8 @@ class Channel final : public Actor {
   List<Actor *> for_room, for_token;  // the host, when it waits
   Core *core = nullptr;  // whose own port it is
   Bytes words;  // that wait to be sent by a port
+  Queue<Answer> answers;
+  Control control;
   Channel *token_port = nullptr;  // of its tile, where the switches have a way for tokens
 };
 
@@ -336,7 +357,8 @@ class Array {
   static void operator delete(void *array) { pool_free(array); }
   Array(Run &run, const DeviceTable &table);
   ~Array();
-  Channel *find(Place place, bool sends, int number);
+  // The port by which a tile sends tokens and answers; null where it has none.
+  Channel *control_port(Place place);
 
   Run &run;
   const DeviceTable &table;
