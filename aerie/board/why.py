@@ -79,8 +79,8 @@ def read_registers(text: str) -> Iterator[Register]:
             continue
         if len(words) != 4:
             raise UserError(
-                f"line {number}: '{line.strip()[:60]}' is no register: write column, row, address and value, as "
-                "in '0 2 0x1df00 0x80013', or an address of the array and a value"
+                f"line {number}: '{line.strip()[:60]}' is no register: write column, row, address and value, "
+                "as in '0 2 0x1df00 0x80013', or an address of the array and a value"
             )
         yield Register(*words)
 
@@ -166,8 +166,8 @@ def _channel(register: Register, direction: str, number: int) -> Status:
 _ADVICE = {
     "arbiter": "words wait at a sender while a receiver waits for words: a packet may hold an arbiter or a "
     "link that another one needs. `aerie vnpu run` on the design names it",
-    "host": "cores wait for locks, and a shim has no task: the host has not started one, or waits for a token "
-    "of another",
+    "host": "cores wait for locks, and a shim has no task: the host has not started one, or waits for a "
+    "token of another",
     "credits": "a channel waits for a lock of a core that does not wait for one: the core did not give its "
     "buffer back",
     "overflow": "a queue takes four tasks beside the one that runs: wait for a token before the next one",
