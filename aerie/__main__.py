@@ -49,6 +49,7 @@ COMMANDS: Final = (
     Command("test-toolchain", "board", "Compile programs with upstream's compilers, stage by stage."),
     Command("test-npu", "board", "Run every test that needs an NPU, and write one report."),
     Command("report", "board", "Gather what an issue needs in one file."),
+    Command("why", "board", "Say what the status registers of an NPU that hangs mean."),
 )
 """Commands for models and machines: the module's own command line has them under the same name."""
 

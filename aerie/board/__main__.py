@@ -15,6 +15,7 @@ from aerie.board.doctor.command import add_doctor, doctor
 from aerie.board.report.command import add_report, report
 from aerie.board.setup_npu import add_setup_npu, setup_npu
 from aerie.board.toolchain.command import add_toolchain, run_test_toolchain
+from aerie.board.why import add_why, why
 from aerie.cli.command_line import CommandParser, add_commands, run_command, setup_process
 
 
@@ -28,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("test-toolchain", run_test_toolchain, [add_toolchain]),
         ("test-npu", run_acceptance, [add_acceptance]),
         ("report", report, [add_report]),
+        ("why", why, [add_why]),
     )
     return parser
 

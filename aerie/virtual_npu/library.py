@@ -121,6 +121,8 @@ class EntryPoint:
 
     name: str
     arguments: tuple[ArgumentType, ...]
+    has_scratchpad: bool = False
+    """Whether the last argument is the scratchpad of a module with `aie.device`."""
 
 
 _LOADED: dict[Path, tuple[int, int, int]] = {}
@@ -167,7 +169,7 @@ class Library:
         use_team(self._library)
         self.kernels = tuple(metadata["kernels"])
         self.is_aie_level = metadata.get("level") == AIE_LEVEL
-        self.entries = {name: _entry(name, found["arguments"]) for name, found in metadata["entries"].items()}
+        self.entries = {name: _entry(name, found) for name, found in metadata["entries"].items()}
 
     def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:
         """Run an entry on buffers at these addresses, as `call` says."""
@@ -296,11 +298,11 @@ def _raise_stopped(report: _RunReport, message: str) -> None:
         raise
 
 
-def _entry(name: str, arguments: Sequence[dict[str, object]]) -> EntryPoint:
+def _entry(name: str, described: dict[str, Any]) -> EntryPoint:
     types = []
-    for argument in arguments:
+    for argument in described["arguments"]:
         shape, dtype = argument["shape"], argument["dtype"]
         assert isinstance(shape, list)
         assert isinstance(dtype, str)
         types.append(ArgumentType(tuple(shape), dtype))
-    return EntryPoint(name, tuple(types))
+    return EntryPoint(name, tuple(types), bool(described.get("scratchpad")))

@@ -79,6 +79,26 @@ def _parse(text: str, filename: str) -> ModuleOp:
         raise ParseError(str(error)) from error
 
 
+def parameters_text(text: str, filename: str = STRING) -> str:
+    """The scratchpad's parameters of a module with `aie.device`, as mlir-aie's hosts read them from a file.
+
+    Raises ProgramError.
+    """
+    from aerie.virtual_npu.aie import scratchpads
+
+    return scratchpads.parameters_text(_parse(text, filename))
+
+
+def instructions_header(text: str, filename: str = STRING) -> str:
+    """A C++ header with the instructions of a module with `aie.device`, whose sequences take numbers.
+
+    Raises ProgramError.
+    """
+    from aerie.virtual_npu.aie import host_files
+
+    return host_files.instructions_header(_parse(text, filename))
+
+
 @dataclass(frozen=True)
 class Cpp:
     """A program's C++: what was generated, the external kernels it calls, the runtime."""

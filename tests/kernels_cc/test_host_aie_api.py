@@ -47,6 +47,7 @@ BINARY: dict[str, tuple[int, Any, Callable[[Array, Array], Array]]] = {
     "max_bf16": (32, BF16, np.maximum),
     "min_f32": (16, np.float32, np.minimum),
     "select_not_ge_bf16": (16, BF16, lambda a, b: np.where(a >= b, a, b)),
+    "select_elements_f32": (16, np.float32, lambda a, b: np.where(a < b, b[2], a[1])),
     "select_eq_or_first_f32": (16, np.float32, lambda a, b: np.where((a == b) | (np.arange(16) < 2), b, a)),
 }
 

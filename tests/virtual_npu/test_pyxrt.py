@@ -28,6 +28,7 @@ class FakeArgument:
 @dataclass(frozen=True)
 class FakeEntry:
     arguments: tuple[FakeArgument, ...]
+    has_scratchpad: bool = False
 
 
 class FakeLibrary:

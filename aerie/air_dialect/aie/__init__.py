@@ -5,6 +5,7 @@
     routing        flows, and the switches that realise them
     object_fifos   object FIFOs
     sequence       the runtime sequence, by which the host drives the array
+    scratchpads    words of the host for cores and for offsets
     traces         what a board shall record, which is not looked at
     vectors        the vector operations of a core
 

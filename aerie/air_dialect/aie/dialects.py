@@ -11,13 +11,15 @@ from aerie.air_dialect.aie import (
     dma,
     object_fifos,
     routing,
+    scratchpads,
     sequence,
     traces,
     vectors,
 )
 from aerie.air_dialect.assembly import op_classes
 
-_OPS = [op for module in (array, dma, object_fifos, routing, sequence, traces) for op in op_classes(module)]
+_MODULES = (array, dma, object_fifos, routing, scratchpads, sequence, traces)
+_OPS = [op for module in _MODULES for op in op_classes(module)]
 _ATTRIBUTES: list[type[Attribute]] = [
     attributes.BdDimLayoutAttr,
     attributes.BdIterationAttr,

@@ -60,9 +60,11 @@ class RuntimeSequenceOp(IRDLOperation):
     def parse(cls, parser: Parser) -> Self:
         name = parser.parse_optional_symbol_name()
         arguments = parser.parse_comma_separated_list(parser.Delimiter.PAREN, parser.parse_argument)
+        with_keyword = parser.parse_optional_attr_dict_with_keyword()
         body = parser.parse_region(arguments)
         properties: dict[str, Attribute] = {} if name is None else {"sym_name": name}
-        op = cls(regions=[body], properties=properties, attributes=parser.parse_optional_attr_dict())
+        attributes = with_keyword.data if with_keyword is not None else parser.parse_optional_attr_dict()
+        op = cls(regions=[body], properties=properties, attributes=attributes)
         fill_regions(op)
         return op
 

@@ -14,6 +14,7 @@ from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.aie import costs
 from aerie.virtual_npu.aie.design import Channel, Device, lock_number, place_of
 from aerie.virtual_npu.aie.object_fifos import Fifo
+from aerie.virtual_npu.aie.scratchpads import Parameters
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, emitter
 from aerie.virtual_npu.codegen.dialect import NestOp, wrap
@@ -35,6 +36,8 @@ class AieFile(CppFile):
     devices: list[Device] = field(default_factory=list)
     checks_bounds: bool = True
     """Whether cores compare indices with extents."""
+    parameters: Parameters = field(default_factory=dict)
+    """The words of the scratchpad that have names."""
 
 
 @dataclass

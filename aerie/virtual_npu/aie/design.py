@@ -132,8 +132,8 @@ class Device:
 
     @property
     def name(self) -> str:
-        """Its name; `main` if the text gives none, as in mlir-aie."""
-        return self.op.sym_name.data if self.op.sym_name else "main"
+        """Its name."""
+        return device_name(self.op)
 
     @property
     def has_tiles(self) -> bool:
@@ -181,6 +181,11 @@ class Device:
     def core_at(self, place: Place) -> int | None:
         """The number of the core of a tile; None where it has none."""
         return next((n for n, core in enumerate(self.cores) if place_of(core.tile) == place), None)
+
+
+def device_name(op: array.DeviceOp) -> str:
+    """The name of a device; `main` if the text gives none, as in mlir-aie."""
+    return op.sym_name.data if op.sym_name else "main"
 
 
 def place_of(tile: SSAValue) -> Place:

@@ -75,5 +75,27 @@ def _check_stack(core: CoreOp) -> None:
         )
 
 
+_ALIGNMENT = 32
+"""Of buffers, as mlir-aie has it."""
+
+
+def buffer_addresses(device: Device) -> list[int]:
+    """Where each buffer lies in its tile's memory: as the text says, else behind the stack and the buffers
+    before it, as mlir-aie's --alloc-scheme=basic-sequential has it. A buffer for a whole memory is at 0."""
+    cores = {place_of(core.tile): integer_of(core, "stack_size", STACK) for core in device.cores}
+    following: dict[Place, int] = {}
+    found = []
+    for number, buffer in enumerate(device.buffers):
+        start = following.get(buffer.place, cores.get(buffer.place, 0))
+        address = start if buffer.address is None else buffer.address
+        if device.whole_memory.get(buffer.place) == number:
+            found.append(0)
+            continue
+        end = address + _bytes(buffer.type)
+        following[buffer.place] = max(start, -(-end // _ALIGNMENT) * _ALIGNMENT)
+        found.append(address)
+    return found
+
+
 def _bytes(type_: MemRefType) -> int:
     return prod(type_.get_shape()) * types.byte_width(type_.element_type)

@@ -14,9 +14,10 @@ from aerie.virtual_npu.aie import registers, vectors  # noqa: F401 - they regist
 from aerie.virtual_npu.aie.cores import AieFile, emit_core, released_locks
 from aerie.virtual_npu.aie.design import Bd, Channel, Device, LockUse, Place, place_of, read_device
 from aerie.virtual_npu.aie.kept_programs import keep_programs
-from aerie.virtual_npu.aie.memory_use import check_memory
+from aerie.virtual_npu.aie.memory_use import buffer_addresses, check_memory
 from aerie.virtual_npu.aie.object_fifos import lower_object_fifos
 from aerie.virtual_npu.aie.routes import Route, routes
+from aerie.virtual_npu.aie.scratchpads import WORDS, has_scratchpad, lower_scratchpads
 from aerie.virtual_npu.aie.sequence import emit_sequence, entry_name
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.module import (
@@ -38,7 +39,18 @@ _HEADER = """\
 """
 _SOURCES = [
     f"aie/{name}.cc"
-    for name in ("array", "channel", "core", "explain", "host", "stream", "trace", "turns", "watch")
+    for name in (
+        "array",
+        "channel",
+        "core",
+        "control",
+        "explain",
+        "host",
+        "stream",
+        "trace",
+        "turns",
+        "watch",
+    )
 ]
 
 
@@ -49,7 +61,8 @@ def generate(
 
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
-    file = AieFile(module, text.split("\n"), options, checks_bounds=checks_bounds)
+    parameters = lower_scratchpads(module)
+    file = AieFile(module, text.split("\n"), options, checks_bounds=checks_bounds, parameters=parameters)
     found = [op for op in module.body.block.ops if isinstance(op, DeviceOp)]
     file.devices = [read_device(op, number) for number, op in enumerate(found)]
     for device in file.devices:
@@ -111,12 +124,15 @@ def _emit_entry(file: AieFile, device: Device, op: RuntimeSequenceOp, name: str)
     values = [unpacked_argument(type_, number) for number, type_ in enumerate(arguments)]
     entry = f"entry_{mangled(name)}"
     call = ", ".join(["run.host", *values])
+    scratchpad = has_scratchpad(file.module)
     parameters = "void *const *arguments, const vnpu::RunOptions *options, vnpu::RunReport *report"
     file.functions.append(
         "\n".join(
             [
                 f"static void {entry}(void *const *arguments) {{",
                 "  vnpu::aie::Run run;",
+                *[f"  run.host.scratchpad = static_cast<const uint32_t *>(arguments[{len(arguments)}]);"]
+                * scratchpad,
                 f"  run.execute({function}({call}));",
                 "}",
                 f"VNPU_EXPORT int {entry_symbol(name)}({parameters}) {{",
@@ -127,7 +143,10 @@ def _emit_entry(file: AieFile, device: Device, op: RuntimeSequenceOp, name: str)
     )
     symbol = entry_symbol(name)
     described = [argument_metadata(op, type_, number) for number, type_ in enumerate(arguments)]
-    return {"symbol": symbol, "arguments": described}
+    if not scratchpad:
+        return {"symbol": symbol, "arguments": described}
+    words = {"shape": [WORDS], "dtype": "i32"}
+    return {"symbol": symbol, "arguments": [*described, words], "scratchpad": True}
 
 
 # ---- tables ----
@@ -186,9 +205,9 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
 
 
 def _owner(device: Device, channel: Channel) -> int:
-    """The core whose own port a channel is; -1 for a DMA, -2 for tokens."""
+    """The core whose own port a channel is; -1: a DMA, -2 and -3: what a control port sends and takes."""
     if channel.port != "Core":
-        return {"DMA": -1, "TileControl": -2}[channel.port]
+        return {"DMA": -1, "TileControl": -2 if channel.sends else -3}[channel.port]
     core = device.core_at(channel.place)
     if core is None:
         raise unsupported(
@@ -241,10 +260,12 @@ def element_count(type_: MemRefType) -> int:
 
 def _buffer_rows(device: Device, initial: Sequence[str]) -> list[str]:
     rows = []
+    addresses = buffer_addresses(device)
     for number, buffer in enumerate(device.buffers):
         size = element_count(buffer.type) * types.byte_width(buffer.type.element_type)
         values = f"initial_{device.number}_{number}" if initial[number] else "nullptr"
-        rows.append(f"{{{string_literal(buffer.name)}, {_place(buffer.place)}, {size}, {values}}}")
+        name, place = string_literal(buffer.name), _place(buffer.place)
+        rows.append(f"{{{name}, {place}, {size}, {values}, {addresses[number]}}}")
     return rows
 
 

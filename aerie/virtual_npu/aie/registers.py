@@ -15,11 +15,13 @@ from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.aie import sequence as ops
 from aerie.air_dialect.aie.formats import integer_of
+from aerie.air_dialect.aie.scratchpads import UpdateFromScratchpadOp
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.aie import register_layout as layouts
 from aerie.virtual_npu.aie.design import MEMTILE, SHIM, Channel, Device, Place, place_of
 from aerie.virtual_npu.aie.register_layout import RegisterBd, layout_of
 from aerie.virtual_npu.aie.register_tasks import buffer_at, lock_at, push_written, registers_of
+from aerie.virtual_npu.aie.scratchpads import WORDS
 from aerie.virtual_npu.aie.sequence import SequenceBody, allocation, of_sequence, pause
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, emitter
@@ -113,19 +115,25 @@ def _write_control(
 def _write_memory(
     body: SequenceBody, device: Device, op: Operation, target: _Target, value: int, mask: int = 0xFFFFFFFF
 ) -> None:
+    number, offset = _memory_at(device, op, target, 4)
+    pause(body, line_of(op))
+    masked = "" if mask == 0xFFFFFFFF else f", {mask:#x}u"
+    body.emit_line(f"host.write({number}, {offset // 4}, int32_t({layouts.signed(value, 32)}){masked});")
+
+
+def _memory_at(device: Device, op: Operation, target: _Target, nbytes: int) -> tuple[int, int]:
+    """The buffer that has these bytes of a tile, and where in it they begin."""
     number, offset = (
         buffer_at(device, target.place, target.offset)
         if target.buffer is None
         else (target.buffer, target.offset)
     )
     buffer = device.buffers[number]
-    if offset + 4 > prod(buffer.type.get_shape()) * types.byte_width(buffer.type.element_type):
+    if offset + nbytes > prod(buffer.type.get_shape()) * types.byte_width(buffer.type.element_type):
         raise unsupported(op, f"byte {offset} is outside of buffer {symbol_name(buffer.name)}")
     if number in device.whole_memory.values():
         raise unsupported(op, f"no aie.buffer of tile {target.place} has address {target.offset:#x}")
-    pause(body, line_of(op))
-    masked = "" if mask == 0xFFFFFFFF else f", {mask:#x}u"
-    body.emit_line(f"host.write({number}, {offset // 4}, int32_t({layouts.signed(value, 32)}){masked});")
+    return number, offset
 
 
 @emitter("aiex.npu.maskwrite32")
@@ -170,6 +178,40 @@ def _same_device(one: Operation, other: Operation) -> bool:
     while sequence is not None and sequence.parent_op() is not one.parent_op():
         sequence = sequence.parent_op()
     return sequence is not None
+
+
+# ---- scratchpads ----
+
+
+@emitter("aiex.npu.create_scratchpad")
+def _create_scratchpad(body: Body, op: Operation) -> None:
+    of_sequence(body, op)
+    size = integer_of(op, "size", 0)
+    if not 0 < size <= 4 * WORDS or size % 4:
+        raise unsupported(op, f"of {size} bytes: a scratchpad has a multiple of 4 bytes, at most {4 * WORDS}")
+    body.comment(op)
+    pause(body, line_of(op))
+    body.emit_line(f"host.copy_scratchpad({size // 4});")
+
+
+@emitter("aiex.npu.update_from_scratchpad")
+def _update_from_scratchpad(body: Body, op: Operation) -> None:
+    assert isinstance(op, UpdateFromScratchpadOp)
+    _, device = of_sequence(body, op)
+    index, argument = integer_of(op, "state_table_idx"), integer_of(op, "func_arg", 0) & 0xFFFFFFFF
+    target = _target(device, op, integer_of(op, "address", 0) & 0xFFFFFFFF)
+    if target.buffer is None and target.offset >= layout_of(target.place).memory:
+        raise unsupported(
+            op, "of a register is not supported: give the descriptor an offset_parameter, or name a buffer"
+        )
+    if not 0 <= index < WORDS:
+        raise unsupported(op, f"word {index} of a scratchpad that has {WORDS}")
+    number, offset = _memory_at(device, op, target, 8)
+    body.comment(op)
+    pause(body, line_of(op))
+    sign = {"incr": "+", "decr": "-", "mul": "*"}[op.function.data]
+    delta = f"host.scratchpad_word({index}, {line_of(op)}) {sign} {argument}u"
+    body.emit_line(f"host.add({number}, {offset // 4}, {delta});")
 
 
 # ---- resets ----

@@ -97,12 +97,12 @@ def routes(device: Device, ids: Iterable[int]) -> list[Route]:
 
 
 def _add_token_routes(switches: dict[Place, _Switch], found: dict[tuple[Channel, int], Route]) -> None:
-    """The ways of tokens that meet arbiters, which packets of data may hold."""
+    """The ways of tokens that meet arbiters, which packets of data may hold, and those of answers."""
     for place, switch in switches.items():
         for _mask, packet_id, _choice in switch.rules.get(("TileControl", 0), ()):
             port = Channel(place, True, 0, "TileControl")
             route = _trace(switches, port, packet_id)
-            if route.arbiters:
+            if route.arbiters or route.sinks:
                 found[port, packet_id] = route
 
 
@@ -148,23 +148,21 @@ def _add_packet_flow(
             if sink is not None:
                 route.end(sink, keeps_header=keeps)
                 route.enter(Arbiter(sink.place, -1, sink.number), -1)
-        if not route.sinks and not any(_takes_control(op) for op in ends):
+        if not route.sinks:
             del found[source, number]
 
 
-def _takes_control(op: routing.PacketEndOp) -> bool:
-    """Whether packets come to it that would write a tile's registers: sending one is refused."""
-    return isinstance(op, routing.PacketDestOp) and op.bundle.data in ("TileControl", "Ctrl")
-
-
-_IGNORED = ("Trace", "TileControl", "Ctrl", "South", "NOC", "PLIO")
-"""Ports of traces, control packets and tokens, which move no data of a design."""
+_CONTROL = ("TileControl", "Ctrl")
+_IGNORED = ("Trace", "South", "NOC", "PLIO")
+"""Ports of traces and tokens, which move no data of a design."""
 
 
 def _end(tile: SSAValue, bundle: str, number: int, sends: bool) -> Channel | None:
     """The channel at an end of a flow; None where it is none that moves data."""
     if bundle in ("DMA", "Core"):
         return Channel(place_of(tile), sends, number, bundle)
+    if bundle in _CONTROL:
+        return Channel(place_of(tile), sends, 0, _CONTROL[0])
     if bundle in _IGNORED:
         return None
     owner = tile.owner
@@ -263,8 +261,10 @@ def _go_on(
     passed: set[tuple[Place, Port]],
 ) -> None:  # fmt: skip
     bundle, number = master
-    if bundle in ("DMA", "Core"):
-        sink = Channel(place, False, number, bundle)
+    if bundle in ("DMA", "Core", *_CONTROL):
+        sink = Channel(
+            place, False, 0 if bundle in _CONTROL else number, _CONTROL[0] if bundle in _CONTROL else bundle
+        )
         route.end(sink, keeps_header=keeps, switches=way.switches)
     elif bundle == "South" and place[1] == SHIM:
         leaving = switches[place].mux.get(("North", number), _MUX_IN.get(("North", number)))

@@ -16,6 +16,7 @@ from aerie.air_dialect.index_constants import constant_int
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.aie.cores import AieFile, static_memref
 from aerie.virtual_npu.aie.design import Channel, Device, lock_number, packet_of, place_of
+from aerie.virtual_npu.aie.scratchpads import offset_index
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emitter
 from aerie.virtual_npu.codegen.cpp_text import add, is_integer, mul, parenthesize
@@ -212,6 +213,7 @@ def _dma_memcpy_nd(body: Body, op: Operation) -> None:
     memref = body.memref(op.memref)
     rank = len(memref.strides)
     offset = add(*(mul(parenthesize(o), s) for o, s in zip(offsets[-rank:], memref.strides, strict=False)))
+    offset = add(offset, *_parameter_offset(body, op))
     number = integer_of(op, "id", 0)
     # The outermost size is how often the descriptor runs, each time with a header of its own.
     dimensions = [f"{{{size}, {stride}, 0, 0}}" for size, stride in zip(sizes[1:], strides[1:], strict=True)]
@@ -241,6 +243,13 @@ def _bd(
     )
     extent = mul(parenthesize(memref.extent), str(width))
     return f"vnpu::aie::BdTable{{{text}}}, {memref.pointer}, {extent}"
+
+
+def _parameter_offset(body: Body, op: Operation) -> list[str]:
+    """C++ text of the elements that a parameter of the host adds to a descriptor's offset."""
+    assert isinstance(body.file, AieFile)
+    index = offset_index(op, body.file.parameters)
+    return [] if index is None else [f"vnpu::i64(host.scratchpad_word({index}, {line_of(op)}))"]
 
 
 def _product(sizes: Sequence[str]) -> str:
@@ -312,6 +321,7 @@ def _task_bd(
 ) -> str:  # fmt: skip
     memref = _memory(body, device, op)
     offset = body.text(op.offset) if op.offset is not None else str(integer_of(op, "static_offset", 0))
+    offset = add(offset, *_parameter_offset(body, op))
     sizes, strides = _mixed(body, op.static_sizes, op.sizes), _mixed(body, op.static_strides, op.strides)
     length = _product(memref.sizes)
     if op.length is not None:

@@ -18,6 +18,18 @@ def add(commands: Any) -> None:
     building = commands.add_parser("build", help="build a program into a shared object")
     common.add_file(building)
     building.add_argument("-o", "--output", type=Path, required=True, help="the shared object to write")
+    building.add_argument(
+        "--parameters",
+        type=Path,
+        metavar="FILE",
+        help="file for the scratchpad's parameters of a module with aie.device, as mlir-aie's hosts read it",
+    )
+    building.add_argument(
+        "--instructions",
+        type=Path,
+        metavar="FILE",
+        help="C++ header for hosts that make a run's instructions from the numbers that its sequence takes",
+    )
     common.add_building(building)
     building.set_defaults(command=_build)
     emitting = commands.add_parser("emit", help="print the C++ of a program")
@@ -37,7 +49,7 @@ def add(commands: Any) -> None:
 
 def _build(options: argparse.Namespace) -> int:
     from aerie.virtual_npu.console import read_text
-    from aerie.virtual_npu.toolchain import build
+    from aerie.virtual_npu.toolchain import build, instructions_header, parameters_text
 
     text, built_for = read_text(options.file), common.build_options(options)
     with working(f"building {options.output}"):
@@ -49,6 +61,12 @@ def _build(options: argparse.Namespace) -> int:
             options=built_for,
             keep=options.keep,
         )
+        for file, content in (
+            (options.parameters, parameters_text),
+            (options.instructions, instructions_header),
+        ):
+            if file is not None:
+                file.write_text(content(text, str(options.file)), encoding="utf-8")
     return 0
 
 

@@ -18,6 +18,7 @@ from aerie.virtual_npu.library import EntryCall
 from aerie.virtual_npu.pyxrt.objects import (
     FIRST_ARGUMENT,
     BufferObject,
+    ExtBufferObject,
     HwContext,
     Module,
     RunQueue,
@@ -28,6 +29,8 @@ from aerie.virtual_npu.pyxrt.objects import (
 
 KERNEL_PREFIX = "main:"
 """A full ELF has one device named `main`; its runtime sequences are XRT's kernels `main:SEQUENCE`."""
+
+SCRATCHPAD_BYTES = 128
 
 NEW = ert_cmd_state.ERT_CMD_STATE_NEW
 QUEUED = ert_cmd_state.ERT_CMD_STATE_QUEUED
@@ -67,6 +70,7 @@ class XrtKernel:
             raise XrtError(_no_such_kernel(name, entries))
         self.name = name
         self.arguments = entries[self.entry].arguments
+        self.has_scratchpad = entries[self.entry].has_scratchpad
 
     def group_id(self, argument: int) -> int:  # noqa: ARG002
         """The memory of an argument; here there is one for all."""
@@ -107,6 +111,15 @@ class Run:
         self._state = NEW
         self._failure: BaseException | None = None
         self._in_list = False
+        if kernel.has_scratchpad:
+            self._scratchpad = ExtBufferObject(kernel.get_context().get_device(), SCRATCHPAD_BYTES)
+            self._addresses[-1] = self._scratchpad.address()
+
+    def get_ctrl_scratchpad_bo(self) -> BufferObject:
+        """What the host gives cores and descriptors of a run: 32 words."""
+        if not self._kernel().has_scratchpad:
+            raise XrtError(f"the sequence of '{self._name}' has no scratchpad")
+        return self._scratchpad
 
     def set_arg(self, index: int, argument: BufferObject | int) -> None:
         """Bind argument `index` (from 0) to a buffer that holds it (in strict mode, and nothing more), or,

@@ -189,4 +189,49 @@ CREDITS = f"""
 """
 """A core that gives its buffer back twice, and accesses 512 bits where these do not lie."""
 
-MODULE = "\n".join(["module {", LEFT, POOL, ENDLESS, CREDITS, "}"])
+_VIEW = "!aie.objectfifosubview<memref<8xi32>>"
+
+
+def _take(name: str, times: int) -> str:
+    one = f"""%s{{n}} = aie.objectfifo.acquire @{name}(Consume, 1) : {_VIEW}
+      aie.objectfifo.release @{name}(Consume, 1)"""
+    return "\n".join(one.replace("{n}", f"_{name}_{n}") for n in range(times))
+
+
+def _broadcast(name: str, depth: int) -> str:
+    """Two cores get the same four objects; the second one waits for what the first one makes of all."""
+    fifo = "!aie.objectfifo<memref<8xi32>>"
+    return f"""
+  aie.device(npu2) @{name} {{
+    %shim = aie.tile(0, 0)
+    %first = aie.tile(0, 2)
+    %second = aie.tile(0, 3)
+    aie.objectfifo @all(%shim, {{%first, %second}}, [1, 1, {depth}]) : {fifo}
+    aie.objectfifo @between(%first, {{%second}}, 1 : i32) : {fifo}
+    aie.objectfifo @out(%second, {{%shim}}, 1 : i32) : {fifo}
+    aie.core(%first) {{
+      {_take("all", 4)}
+      %s = aie.objectfifo.acquire @between(Produce, 1) : {_VIEW}
+      aie.objectfifo.release @between(Produce, 1)
+      aie.end
+    }}
+    aie.core(%second) {{
+      {_take("between", 1)}
+      {_take("all", 4)}
+      %s = aie.objectfifo.acquire @out(Produce, 1) : {_VIEW}
+      aie.objectfifo.release @out(Produce, 1)
+      aie.end
+    }}
+    aie.runtime_sequence @{name}(%a: memref<32xi32>, %b: memref<8xi32>) {{
+      {transfer("b", 8, "out", 0)}
+      {transfer("a", 32, "all", 1)}
+      aiex.npu.dma_wait {{symbol = @out}}
+    }}
+  }}
+"""
+
+
+BROADCASTS = _broadcast("shallow", 2) + _broadcast("deep", 3)
+"""The slower receiver holds two of four objects, or three, and one more in front of its channel."""
+
+MODULE = "\n".join(["module {", LEFT, POOL, ENDLESS, CREDITS, BROADCASTS, "}"])

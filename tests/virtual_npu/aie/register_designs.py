@@ -367,14 +367,41 @@ FAULTS = f"""
   aie.device(npu2) @faults {{
     %shim = aie.tile(0, 0)
     %core = aie.tile(0, 2)
+    %other = aie.tile(0, 3)
+    %number = aie.buffer(%core) {{sym_name = "number"}} : memref<4xi32> = dense<[1, 2, 3, 4]>
+    %go = aie.lock(%core, 3) {{init = 0 : i32, sym_name = "go"}}
+    %read_only = aie.lock(%other, 0) {{init = 0 : i32, sym_name = "read_only"}}
     aie.packet_flow(1) {{
       aie.packet_source<%shim, DMA : 0>
       aie.packet_dest<%core, TileControl : 0>
     }}
+    aie.packet_flow(2) {{
+      aie.packet_source<%core, TileControl : 0>
+      aie.packet_dest<%shim, DMA : 0>
+    }}
+    aie.packet_flow(3) {{
+      aie.packet_source<%shim, DMA : 0>
+      aie.packet_dest<%other, TileControl : 0>
+    }}
+    aie.core(%core) {{
+      %two = arith.constant 2 : i32
+      %c0 = arith.constant 0 : index
+      %five = arith.constant 5 : i32
+      aie.use_lock(%go, AcquireGreaterEqual, %two)
+      memref.store %five, %number[%c0] : memref<4xi32>
+      aie.end
+    }}
     aie.shim_dma_allocation @control(%shim, MM2S, 0)
-    aie.runtime_sequence @control_packet(%a: memref<8xi32>) {{
-      {transfer("a", 8, "control", 0, ", packet = <pkt_id = 1, pkt_type = 1>")}
-      aiex.npu.dma_wait {{symbol = @control}}
+    aie.shim_dma_allocation @answer(%shim, S2MM, 0)
+    aie.runtime_sequence @control_packets(%a: memref<5xi32>, %read: memref<1xi32>, %b: memref<4xi32>) {{
+      {transfer("b", 4, "answer", 0)}
+      {transfer("a", 5, "control", 1, ", packet = <pkt_id = 1, pkt_type = 1>")}
+      {transfer("read", 1, "control", 2, ", packet = <pkt_id = 1, pkt_type = 1>")}
+      aiex.npu.dma_wait {{symbol = @answer}}
+    }}
+    aie.runtime_sequence @no_answer(%a: memref<2xi32>) {{
+      {transfer("a", 2, "control", 1, ", packet = <pkt_id = 3, pkt_type = 1>")}
+      aiex.npu.dma_wait {{symbol = @answer}}
     }}
     aie.runtime_sequence @no_task(%a: memref<8xi32>) {{
       %c0 = arith.constant 0 : index

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from aerie.board import why
 from aerie.virtual_npu import library
 from aerie.virtual_npu.errors import VirtualNpuDeadlock, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import BuildOptions
@@ -94,3 +95,18 @@ def test_credits_that_are_released_twice(program: Program) -> None:
 def test_512_bits_that_lie_wrong(program: Program) -> None:
     notes = [note for note in _run(program, "credits", 32).notes if "accesses 512 bits 32 bytes" in note]
     assert [note.split(": ")[1] for note in notes] == ["vector.load", "vector.store"]
+
+
+def test_a_broadcast_to_a_receiver_with_too_few_buffers(program: Program) -> None:
+    _run(program, "deep", 32, 8)
+    with pytest.raises(VirtualNpuDeadlock, match="nothing can go on") as error:
+        _run(program, "shallow", 32, 8)
+    text = str(error.value)
+    assert re.search(r"MM2S 0 of shim \(0, 0\) .*room at S2MM 0 of core tile \(0, 3\)", text)
+    assert _waits("\n".join(why.explain(text[text.index("registers of") :]))) == _waits(text)
+
+
+def _waits(text: str) -> set[tuple[str, str]]:
+    """Who waits for a lock or for words; the host and what has no status register are left out."""
+    waits = re.findall(r"^ *([\w ]*\(\d, \d\)).*? waits for (?:\d+ |a )?(lock|words)", text, re.MULTILINE)
+    return set(waits)

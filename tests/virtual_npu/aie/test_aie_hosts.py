@@ -12,7 +12,9 @@ import pytest
 from aerie import virtual_npu
 from aerie.virtual_npu import pyxrt
 from aerie.virtual_npu.options import BuildOptions
+from aerie.virtual_npu.toolchain import instructions_header
 from tests.virtual_npu.aie.register_designs import LOGICAL
+from tests.virtual_npu.aie.scratchpad_designs import MODULE, WANTED
 
 ROWS, FROM_HOST, TO_HOST = 4, 5, 8
 INCLUDE = Path(virtual_npu.__file__).parent / "include" / "xrt_stand_in"
@@ -84,12 +86,45 @@ def test_a_module_of_something_else() -> None:
 CPP_HOST = r"""
 #include <cstdio>
 #include <cstring>
+#include "numbers.h"
 #include "xrt/experimental/xrt_kernel.h"
 #include "xrt/xrt_bo.h"
 #include "xrt/xrt_device.h"
 #include "xrt/xrt_kernel.h"
 
-int main(int, char **arguments) {
+// A sequence that takes a number by its instructions, and a scratchpad.
+static int with_numbers(const char *path) {
+  auto device = xrt::device(0);
+  xrt::hw_context context(device, xrt::elf(path));
+  auto words = *generate_txn_scratch_scratch(10);
+  auto instructions = xrt::bo(device, 4 * words.size(), XCL_BO_FLAGS_CACHEABLE, 1);
+  instructions.write(words.data());
+  auto in = xrt::bo(device, 4 * 64, XRT_BO_FLAGS_HOST_ONLY, 3);
+  auto out = xrt::bo(device, 4 * 8, XRT_BO_FLAGS_HOST_ONLY, 4);
+  for (int i = 0; i < 64; ++i) in.map<int *>()[i] = i;
+  auto run = xrt::run(xrt::kernel(context, "MLIR_AIE"));
+  auto *scratchpad = run.get_ctrl_scratchpad_bo().map<unsigned *>();
+  scratchpad[0] = 6, scratchpad[1] = (-3u & 0xFFFF) << 2, scratchpad[2] = 0x4020 << 2;
+  run.set_arg(1, instructions);
+  run.set_arg(3, in);
+  run.set_arg(4, out);
+  run.start();
+  run.wait2();
+  for (int i = 0; i < 8; ++i) std::printf("%d ", out.map<int *>()[i]);
+  words.pop_back(), words.pop_back();
+  auto fewer = xrt::bo(device, 4 * words.size(), XCL_BO_FLAGS_CACHEABLE, 1);
+  fewer.write(words.data());
+  run.set_arg(1, fewer);
+  try {
+    run.start();
+  } catch (const std::exception &error) {
+    std::printf("%s", error.what());
+  }
+  return 0;
+}
+
+int main(int count, char **arguments) {
+  if (count > 2) return with_numbers(arguments[1]);
   auto device = xrt::device(0);
   auto xclbin = xrt::xclbin(std::string(arguments[1]));
   auto name = xclbin.get_kernels().front().get_name();
@@ -108,6 +143,12 @@ int main(int, char **arguments) {
   for (int i = 0; i < 32; ++i) std::printf("%d ", bo_out.map<int *>()[i]);
   auto list = xrt::runlist(context);
   auto again = xrt::run(kernel);
+  try {
+    again.get_ctrl_scratchpad_bo();
+    return 4;
+  } catch (const std::exception &error) {
+    std::printf("%s; ", error.what());
+  }
   again.set_arg(3, bo_in);
   list.add(again);
   try {
@@ -127,6 +168,7 @@ def cpp_host(tmp_path_factory: pytest.TempPathFactory) -> str:
     assert compiler is not None
     folder = tmp_path_factory.mktemp("cpp")
     (folder / "host.cpp").write_text(CPP_HOST)
+    (folder / "numbers.h").write_text(instructions_header(MODULE))
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}"]
     binary = str(folder / "host")
     subprocess.run([compiler, *flags, str(folder / "host.cpp"), "-o", binary, "-ldl"], check=True)
@@ -137,7 +179,18 @@ def test_a_cpp_host(design: Path, cpp_host: str) -> None:
     ran = subprocess.run([cpp_host, str(design)], check=True, capture_output=True, text=True, timeout=60)
     words = ran.stdout.split(" ", 32)
     assert np.array_equal(np.array(words[:32], np.int32), _wanted())
-    assert words[32] == "the sequence's argument 1 has not been set"
+    no_scratchpad, not_set = words[32].split("; ")
+    assert no_scratchpad == "the sequence has no scratchpad"
+    assert not_set == "the sequence's argument 1 has not been set"
+
+
+def test_numbers_and_a_scratchpad_in_cpp(cpp_host: str, tmp_path: Path) -> None:
+    path = tmp_path / "aie.elf"
+    virtual_npu.build(MODULE, path, options=BuildOptions(checks=False))
+    ran = subprocess.run([cpp_host, path, "2"], check=True, capture_output=True, text=True, timeout=60)
+    words = ran.stdout.split(" ", 8)
+    assert np.array_equal(np.array(words[:8], np.int32), WANTED)
+    assert words[8] == "the instructions lack the sequence's argument 1"
 
 
 AIR = """
@@ -168,7 +221,9 @@ def test_a_cpp_host_runs_a_program_of_the_air_level(tmp_path: Path, cpp_host: st
     )
     words = ran.stdout.split(" ", 32)
     assert [int(word) for word in words[:32]] == [*range(20), *[0] * 12]
-    assert words[32] == "the sequence's argument 1 has not been set"
+    no_scratchpad, not_set = words[32].split("; ")
+    assert no_scratchpad == "the sequence has no scratchpad"
+    assert not_set == "the sequence's argument 1 has not been set"
 
 
 def test_a_cpp_host_gets_an_error_for_a_missing_program(cpp_host: str) -> None:

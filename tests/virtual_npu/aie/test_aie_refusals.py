@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aerie.common.errors import ProgramError
-from aerie.virtual_npu.toolchain import emit
+from aerie.virtual_npu.toolchain import emit, instructions_header
 
 SEQUENCE = "aie.runtime_sequence(%a: memref<8xi32>) { SEQUENCE }"
 DEVICE = f"""
@@ -103,6 +103,9 @@ OF_DEVICE = {
     "aie.core(%core) { %p = arith.constant 0 : i32 %v = aie.get_stream(%p : i32) : i64 aie.end }": (
         "aie.get_stream: of anything but 32 bits is not supported"
     ),
+    "aie.core(%core) { %x = aiex.read_scratchpad_parameter @p : i32 aie.end }": (
+        "no aiex.scratchpad_parameter @p beside the devices"
+    ),
     "aie.core(%core) { %i = arith.constant 0 : index %p = memref.load %b[%i] : memref<8xi32> "
     "%v = aie.get_stream(%p : i32) : i32 aie.end }": "a port known only at run time is not supported: wri",
 }  # fmt: skip
@@ -131,6 +134,17 @@ OF_SEQUENCE = {
     "strides: [1] : memref<8xi32> to memref<8xi32, strided<[1], offset: ?>>": (
         "memref.reinterpret_cast: with an offset known only at run time is not supported"
     ),
+    "aiex.npu.create_scratchpad {size = 130 : ui32}": "of 130 bytes: a scratchpad has a multiple of 4",
+    "aiex.npu.update_from_scratchpad<half> {address = 0 : ui32}": "knows no half: write one of incr, decr, m",
+    "aiex.npu.update_from_scratchpad {state_table_idx = 32 : ui8, buffer = @b, address = 0 : ui32}": (
+        "word 32 of a scratchpad that has 32"
+    ),
+    "aiex.npu.update_from_scratchpad {state_table_idx = 0 : ui8, buffer = @b, address = 7 : ui32}": (
+        "byte 28 is outside of buffer @b"
+    ),
+    "aiex.npu.update_from_scratchpad {state_table_idx = 0 : ui8, address = 118788 : ui32}": (
+        "of a register is not supported: give the descriptor an offset_parameter, or name a buffer"
+    ),
     "aiex.core_reset(%core)": r"tile \(0, 2\) has no aie.core",
     WRITE.replace("write32(%address, %value)", "maskwrite32(%address, %value, %value)")
     .replace(": i32, i32", ": i32, i32, i32").format(0x32004, 2): "bits 0x1 of register 0x32004 of tile",
@@ -157,6 +171,35 @@ OF_SEQUENCE = {
         "a task whose descriptors begin again is not supported: give it a repeat_count"
     ),
 }  # fmt: skip
+
+
+READ = "aie.core(%core) { %x = aiex.read_scratchpad_parameter @p : i32 aie.end }"
+OFFSET = (
+    "%t = aiex.dma_configure_task_for @in { aie.dma_bd(%a : memref<8xi32> offset = 0 len = 8) "
+    "{offset_parameter = @p} aie.end }"
+)
+PARAMETERS = {
+    "aiex.scratchpad_parameter @p : i32": "is read by a core and is an offset: declare one for each",
+    "aiex.scratchpad_parameter @p : f32": "has type f32: a core reads i8, i16, i32 or bf16",
+    "aiex.scratchpad_parameter @p : i16": "is an offset, and has type i16: give it i32",
+    "\n".join(f"aiex.scratchpad_parameter @p{n} : i32" for n in range(33)): (
+        "33 parameters, and a scratchpad has 32 words"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", PARAMETERS)
+def test_of_parameters(text: str) -> None:
+    offset = "" if "f32" in text else OFFSET
+    design = DEVICE.replace("DEVICE", "" if "i16" in text else READ).replace("SEQUENCE", offset)
+    with pytest.raises(ProgramError, match=PARAMETERS[text]):
+        emit(design.replace("module {", f"module {{\n{text}"))
+
+
+def test_of_numbers_for_a_host() -> None:
+    text = DEVICE.replace("DEVICE", "").replace("SEQUENCE", "").replace("memref<8xi32>) {", "bf16) {")
+    with pytest.raises(ProgramError, match="a host gives no number of type bf16: take i64 or f32"):
+        instructions_header(text)
 
 
 @pytest.mark.parametrize("text", OF_DEVICE)

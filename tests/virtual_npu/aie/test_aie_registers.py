@@ -79,16 +79,38 @@ def test_logical_tiles_padding_and_tasks_that_loops_carry(program: Program) -> N
     assert np.array_equal(got, want)
 
 
+def _header(address: int, beats: int, operation: int = 0, answer: int = 0) -> int:
+    return address | (beats - 1) << 20 | operation << 22 | answer << 24
+
+
+def test_control_packets_write_locks_and_buffers_and_read(program: Program) -> None:
+    first = 1024  # a core's stack lies before its first buffer
+    words = [_header(first + 4, 2), 77, 78, _header(0x1F030, 1), 2]
+    read = [_header(first, 4, operation=1, answer=2)]
+    arrays = np.array(words, np.int32), np.array(read, np.int32), np.zeros(4, np.int32)
+    got = program.run(*arrays, entry="control_packets").outputs[2]
+    assert list(got) == [5, 77, 78, 4]
+
+
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("word", "message"),
     [
         (
-            "control_packet",
-            "packets of id 1 lead to a tile's port TileControl: control packets are not executed",
+            _header(0x1D000, 1),
+            "a control packet goes to address 0x1d000 of core tile (0, 3): only buffers and",
         ),
-        ("no_task", "there is no task 7: 0 were configured"),
+        (
+            _header(0x1F000, 1, operation=1),
+            "reads tile (0, 3), which has no way for the answer: add an aie.pac",
+        ),
+        (_header(0, 1, operation=2), "operation 2 of a control packet is not supported: 0 writes, 1 reads"),
     ],
 )
-def test_what_is_refused_in_arun_entry(program: Program, entry: str, message: str) -> None:
+def test_what_control_packets_do_not_do(program: Program, word: int, message: str) -> None:
     with pytest.raises(VirtualNpuRuntimeError, match=re.escape(message)):
-        run_entry(program, entry, 8)
+        program.run(np.array([word, 0], np.int32), entry="no_answer")
+
+
+def test_a_task_that_is_not_there(program: Program) -> None:
+    with pytest.raises(VirtualNpuRuntimeError, match="there is no task 7: 0 were configured"):
+        run_entry(program, "no_task", 8)

@@ -110,6 +110,18 @@ AIE_HOST_INLINE vector<T, N> as_vector(E value) {
 template <typename E, typename T>
 concept ElementOf = std::is_same_v<std::remove_cvref_t<E>, T> || is_lane_of<std::remove_cvref_t<E>, T>;
 
+// The type of an element, which may be a vector's lane.
+template <typename E>
+struct element {
+  using type = E;
+};
+template <typename T, unsigned N>
+struct element<lane_ref<T, N>> {
+  using type = T;
+};
+template <typename E>
+using element_t = typename element<E>::type;
+
 // The vector type that two operands, at least one of them a vector, share.
 template <typename A, typename B>
 struct common;
@@ -175,6 +187,14 @@ AIE_HOST_INLINE auto select(const A& a, const B& b, const mask<N>& m) {
         return host::flags_as<host::flag_of<sizeof(L)>>(flags) != 0 ? one : zero;
       },
       m.data, host::as_vector<T, N>(a).data, host::as_vector<T, N>(b).data));
+}
+
+// Of two elements of one type, each repeated in every lane.
+template <typename A, typename B, unsigned N>
+  requires(!Vector<A> && !Vector<B> && std::is_same_v<host::element_t<A>, host::element_t<B>>)
+AIE_HOST_INLINE auto select(const A& a, const B& b, const mask<N>& m) {
+  using T = host::element_t<A>;
+  return select(broadcast<T, N>(T(a)), broadcast<T, N>(T(b)), m);
 }
 
 }  // namespace aie

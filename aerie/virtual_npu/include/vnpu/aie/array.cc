@@ -101,7 +101,7 @@ void Array::connect() {
     source.routes.push(route);
   }
   for (int i = 0; i < channels.size(); ++i) {
-    if (channels[i]->table->core != ChannelTable::kTokens) continue;
+    if (channels[i]->table->core != ChannelTable::kTokens || !channels[i]->token_route()) continue;
     const Place place = channels[i]->table->place;
     for (int k = 0; k < channels.size(); ++k) {
       const Place other = channels[k]->table->place;

@@ -229,6 +229,21 @@ void name_place(char *text, int capacity, Place place);
 
 // ---- channels ----
 
+// What a tile answers to a control packet.
+struct Answer {
+  int id, words;
+  uint32_t word[4];
+};
+
+// Takes control packets word by word.
+class Control {
+ public:
+  void take(Channel &channel, uint32_t word);
+
+ private:
+  int address_ = 0, left_ = 0;  // words that the packet still writes
+};
+
 class Channel final : public Actor {
  public:
   using Actor::Actor;
@@ -238,8 +253,12 @@ class Channel final : public Actor {
   void reset();
   bool is_port() const { return table->core != ChannelTable::kDma; }
   void put_word(uint32_t word);
+  void answer(const Answer &answer);
+  bool takes_control() const { return table->core == ChannelTable::kControl; }
   // Its token has come to the host.
   void add_token();
+  // By which its tile's tokens go; null where the switches have none.
+  const Route *token_route() const;
   bool is_shim() const { return table->place.row == 0; }
 
   Array *array = nullptr;
@@ -256,6 +275,8 @@ class Channel final : public Actor {
   List<Actor *> for_room, for_token;  // the host, when it waits
   Core *core = nullptr;  // whose own port it is
   Bytes words;  // that wait to be sent by a port
+  Queue<Answer> answers;
+  Control control;
   Channel *token_port = nullptr;  // of its tile, where the switches have a way for tokens
 };
 
@@ -336,7 +357,8 @@ class Array {
   static void operator delete(void *array) { pool_free(array); }
   Array(Run &run, const DeviceTable &table);
   ~Array();
-  Channel *find(Place place, bool sends, int number);
+  // The port by which a tile sends tokens and answers; null where it has none.
+  Channel *control_port(Place place);
 
   Run &run;
   const DeviceTable &table;
@@ -380,6 +402,11 @@ class Host final : public Actor {
   // Writes the bits of a word that a mask has.
   void write(int buffer, i64 index, int32_t value, uint32_t mask = ~0u);
   void set_lock(int lock, int value);
+  // Copies words of the scratchpad; what cores and descriptors get of it is what it held then.
+  void copy_scratchpad(int words);
+  uint64_t scratchpad_word(int index, int line) const;
+  // Adds to two words of a buffer as the firmware does to an address: 48 bits, of which the lowest two are cleared.
+  void add(int buffer, i64 index, uint64_t delta);
   // A chain of the device's own descriptors, as a task.
   Task *chain(int channel, int bd, i64 repeat, bool sends_token);
   void reset(int channel);
@@ -387,9 +414,12 @@ class Host final : public Actor {
   void begin_core(int core) { array->cores[core]->begin_again(); }
 
   Array *array = nullptr;
+  const uint32_t *scratchpad = nullptr;
 
  private:
   List<Task *> tasks_;
+  uint32_t copied_[32] = {};
+  int copied_words_ = 0;
 };
 
 class Run {

@@ -177,14 +177,28 @@ Fiber run_channel(Channel &channel) {
 // A core's own port into the switch, or that of a tile's tokens: word by word.
 Fiber run_port(Channel &channel) {
   BdTable table{0, 0, -1, 0, 1, 4, 0, {}, {}, {}, {}, -1, {}};
-  if (channel.source.routes.size() > 0) table.packet.id = channel.source.routes[0].table->id;
+  const Route *const of_tokens = channel.core ? nullptr : channel.token_route();
+  const int id = of_tokens ? of_tokens->table->id : channel.core ? channel.source.routes[0].table->id : -1;
   uint32_t word;
+  Answer answer{};
   Bd bd{&table, reinterpret_cast<char *>(&word), sizeof(word)};
+  Bd of_answer{&table, reinterpret_cast<char *>(answer.word), sizeof(answer.word)};
   for (;;) {
-    while (channel.words.size() == 0) {
+    while (channel.words.size() == 0 && channel.answers.empty()) {
       channel.waiting.kind = Waiting::kTask;
       co_await Await{false};
     }
+    if (!channel.answers.empty()) {
+      answer = channel.answers.pop();
+      table.length = answer.words;
+      table.packet.id = answer.id;
+      channel.bd = &of_answer;
+      co_await transfer(channel);
+      channel.bd = nullptr;
+      continue;
+    }
+    table.length = 1;
+    table.packet.id = id;
     memcpy(&word, channel.words.data(), sizeof(word));
     channel.words.drop(sizeof(word));
     if (channel.core && channel.core->waiting.kind == Waiting::kStreamOut) channel.core->wake();
@@ -208,6 +222,19 @@ void Channel::add_token() {
 void Channel::put_word(uint32_t word) {
   words.push(reinterpret_cast<const char *>(&word), sizeof(word));
   if (waiting.kind == Waiting::kTask) wake();
+}
+
+void Channel::answer(const Answer &answer) {
+  answers.push(answer);
+  if (waiting.kind == Waiting::kTask) wake();
+}
+
+const Route *Channel::token_route() const {
+  List<Route> &all = const_cast<List<Route> &>(source.routes);
+  for (int i = 0; i < all.size(); ++i) {
+    if (all[i].table->sinks == 0) return &all[i];
+  }
+  return nullptr;
 }
 
 void Channel::start() {
@@ -235,7 +262,8 @@ void Channel::describe(char *text, int capacity) const {
   char where[80];
   name_place(where, int(sizeof(where)), table->place);
   if (is_port() && !core) {
-    snprintf(text, size_t(capacity), "the port for tokens of %s", where);
+    const char *const what = takes_control() ? "control packets" : answers.empty() && token_route() ? "tokens" : "answers";
+    snprintf(text, size_t(capacity), "the port for %s of %s", what, where);
     return;
   }
   if (core) {

@@ -190,6 +190,27 @@ void Host::write(int buffer, i64 index, int32_t value, uint32_t mask) {
   memcpy(at, &word, sizeof(word));
 }
 
+void Host::copy_scratchpad(int words) {
+  memcpy(copied_, scratchpad, sizeof(*copied_) * size_t(words));
+  copied_words_ = words;
+}
+
+uint64_t Host::scratchpad_word(int index, int at) const {
+  if (index < copied_words_) return copied_[index];
+  fail(Site{"aie.runtime_sequence", at}, "word %d of the scratchpad is not there: aiex.npu.create_scratchpad has copied %d",
+       index, copied_words_);
+}
+
+void Host::add(int buffer, i64 index, uint64_t delta) {
+  char *const at = array->memory[buffer] + 4 * index;
+  uint32_t words[2];
+  memcpy(words, at, sizeof(words));
+  const uint64_t sum = (uint64_t(words[1] & 0xFFFF) << 32 | (words[0] & ~3u)) + delta;
+  words[0] = uint32_t(sum) & ~3u;
+  words[1] = (words[1] & 0xFFFF0000u) | (uint32_t(sum >> 32) & 0xFFFFu);
+  memcpy(at, words, sizeof(words));
+}
+
 Task *Host::chain(int channel, int bd, i64 repeat, bool sends_token) {
   Task *const chain = task(channel, repeat, sends_token);
   chain->bds = &array->bds;

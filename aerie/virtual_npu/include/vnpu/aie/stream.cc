@@ -86,6 +86,7 @@ void Cursor::advance(i64 bytes) {
 // ---- the receiving end ----
 
 i64 Sink::room() const {
+  if (channel->takes_control()) return i64(1) << 20;
   if (channel->core) return 4 * Capacity::kPort - held.size();
   const bool is_loaded = channel->waiting.kind == Waiting::kLock;
   const i64 capacity = 4 * (is_loaded ? Capacity::kLoaded : Capacity::kEnded);
@@ -94,6 +95,14 @@ i64 Sink::room() const {
 }
 
 void Sink::accept(const char *data, i64 bytes, i64 late) {
+  if (channel->takes_control()) {
+    for (i64 at = 0; at < bytes; at += 4) {
+      uint32_t word;
+      memcpy(&word, data + at, sizeof(word));
+      channel->control.take(*channel, word);
+    }
+    return;
+  }
   Cursor &cursor = channel->cursor;
   while (bytes > 0 && channel->is_transferring) {
     char *to;
@@ -135,9 +144,7 @@ const Route *Source::route_of(const Packet &packet) const {
   List<Route> &all = const_cast<List<Route> &>(routes);
   for (int i = 0; i < all.size(); ++i) {
     if (all[i].table->id != -1 && all[i].table->id != packet.id) continue;
-    if (all[i].table->sinks > 0 || channel->is_port()) return &all[i];
-    fail(Site{"aie.dma_bd", channel->line},
-         "packets of id %d lead to a tile's port TileControl: control packets are not executed", packet.id);
+    return &all[i];
   }
   char name[120];
   channel->describe(name, int(sizeof(name)));

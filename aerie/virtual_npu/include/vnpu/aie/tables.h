@@ -17,6 +17,7 @@ struct BufferTable {
   Place place;
   i64 bytes;
   const void *initial;  // null: zeros
+  int address;          // in the tile's memory
 };
 
 struct LockTable {
@@ -69,7 +70,8 @@ struct ChannelTable {
   int number;
   int core = kDma;  // the core whose own port it is
   uint32_t pad_value = 0;  // what padding consists of
-  static constexpr int kDma = -1, kTokens = -2;  // else a DMA channel, or the port by which a tile sends tokens to the host
+  // Else a DMA channel, or a tile's control port: it sends tokens and answers, and takes control packets.
+  static constexpr int kDma = -1, kTokens = -2, kControl = -3;
 };
 
 struct ArbiterTable {

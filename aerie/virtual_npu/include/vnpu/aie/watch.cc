@@ -24,7 +24,7 @@ struct Notes {
 thread_local Notes *notes = nullptr;
 thread_local i64 stall = 0;
 thread_local Core *turning = nullptr;
-thread_local i64 turn_began = 0;  // in nanoseconds of the thread's time
+thread_local i64 turn_began = -1;  // in nanoseconds of the thread's time; -1: its loops have not been looked at yet
 
 i64 thread_time() {
   timespec now;
@@ -101,19 +101,21 @@ int call_sequence(void (*entry)(void *const *), void *const *arguments, const Ru
 namespace {
 
 void note_words(const Channel &channel) {
-  char name[160];
-  channel.describe(name, int(sizeof(name)));
-  const Site site{"aie.dma_bd", channel.line};
   const bool sends = channel.table->sends;
   const i64 held = (sends ? channel.source.held.size() : channel.sink.held.size()) / 4;
   const i64 left = channel.is_transferring ? channel.cursor.left / 4 : 0;
-  if (sends && held + left > 0) {
+  const bool has_begun = channel.is_transferring && channel.cursor.has_begun();
+  if (sends ? held + left == 0 : held == 0 && !has_begun) return;
+  char name[160];
+  channel.describe(name, int(sizeof(name)));
+  const Site site{"aie.dma_bd", channel.line};
+  if (sends) {
     note_each(site, "at the end of the run %s has %lld words that nobody took: the next run would begin with them", name,
               (long long)(held + left));
-  } else if (!sends && held > 0) {
+  } else if (held > 0) {
     note_each(site, "at the end of the run %lld words wait in the stream before %s: the next run would begin with them",
               (long long)held, name);
-  } else if (!sends && channel.is_transferring && channel.cursor.has_begun()) {
+  } else {
     note_each(site,
               "at the end of the run %s still waits for %lld words of a descriptor that it has begun: the next run would "
               "fill it up",
@@ -153,17 +155,21 @@ void note_remains(Array &array) {
 
 Turn::Turn(Core &core) {
   turning = &core;
-  turn_began = stall ? thread_time() : 0;
+  turn_began = -1;  // to ask for the time at each turn would be a third of the time of a small design
 }
 
 Turn::~Turn() { turning = nullptr; }
 
 void Progress::check(Run &run) {
   if (stall == 0 || !run.host.array) return;
-  const i64 time = thread_time();
-  if (since_ < 0 || seen_ != moves_) {
-    since_ = time;
+  if (seen_ != moves_) {
+    since_ = -1;
     seen_ = moves_;
+    return;
+  }
+  const i64 time = thread_time();
+  if (since_ < 0) {
+    since_ = time;
   } else if (time - since_ >= stall * (run.host.array->cores.size() + 1)) {
     fail_endless(run, (time - since_) / 1000000000);
   }
@@ -173,8 +179,11 @@ void Heartbeat::look(i64 left) const {
   check_running();
   if (!turning) return;
   turning->line = site_.line;
-  const i64 passed = stall ? thread_time() - turn_began : 0;
-  if (passed == 0 || passed < stall) return;
+  if (stall == 0) return;
+  const i64 time = thread_time();
+  if (turn_began < 0) turn_began = time;
+  const i64 passed = time - turn_began;
+  if (passed < stall) return;
   constexpr double kDay = 86400e9;  // a loop that would end within a day continues
   if (left >= 0 && double(left) * double(passed) < kDay * double(count_)) return;
   throw Endless{};

@@ -90,7 +90,8 @@ class Program {
 
   struct Entry {
     std::string name, symbol;
-    int arguments = 0;
+    std::vector<bool> is_number;   // of each argument
+    bool has_scratchpad = false;  // as the last one
   };
   // The sequence of a name that may have a device's before it, as in "main:sequence"; else that whose kernel has the name,
   // or the first one.
@@ -127,7 +128,11 @@ class Program {
       entry.name = json.substr(begin, colon - begin);
       entry.symbol = json.substr(at + key.size(), json.find('"', at + key.size()) - at - key.size());
       const size_t next = json.find(key, at + 1), end = next == std::string::npos ? json.size() : next;
-      for (size_t one = json.find("\"dtype\"", at); one < end; one = json.find("\"dtype\"", one + 1)) ++entry.arguments;
+      const std::string shape = "\"shape\": [";
+      for (size_t one = json.find(shape, at); one < end; one = json.find(shape, one + 1)) {
+        entry.is_number.push_back(json[one + shape.size()] == ']');
+      }
+      entry.has_scratchpad = json.substr(at, end - at).find("\"scratchpad\": true") != std::string::npos;
       entries.push_back(entry);
     }
     if (entries.empty()) throw std::runtime_error(path_ + " has no sequence that a host could start");
@@ -280,16 +285,23 @@ class kernel : public xrt::kernel {
 class run {
  public:
   run() = default;
-  explicit run(const kernel &kernel) : kernel_(kernel) {}
+  explicit run(const kernel &kernel) : kernel_(kernel) {
+    constexpr size_t kScratchpad = 128;
+    if (kernel_.entry().has_scratchpad) scratchpad_ = bo(device(), kScratchpad);
+  }
+  // What the host gives cores and descriptors of a run.
+  bo get_ctrl_scratchpad_bo() const {
+    if (!scratchpad_) throw std::runtime_error("the sequence has no scratchpad");
+    return scratchpad_;
+  }
   template <class T>
   void set_arg(int index, const T &value) {
     if constexpr (std::is_base_of_v<bo, T>) buffers_[index] = value;
     else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) numbers_[index] = int64_t(value);
   }
   void start() {
-    std::vector<void *> arguments;
     const auto &entry = kernel_.entry();
-    for (int i = 0; i < entry.arguments; ++i) arguments.push_back(address(kernel_.first + i, i));
+    const std::vector<void *> arguments = all_arguments(entry);
     try {
       kernel_.program->call(entry, arguments);
       state_ = ERT_CMD_STATE_COMPLETED;
@@ -314,14 +326,40 @@ class run {
   ert_cmd_state state() const { return state_; }
 
  private:
+  // Whether the instructions are of a header that `aerie vnpu build` has written; then their numbers are kept.
+  bool take_numbers() {
+    constexpr uint32_t kMagic = 0x55504E56;
+    if (kernel_.first == 0 || !buffers_.count(1) || buffers_[1].size() < sizeof(kMagic)) return false;
+    const uint32_t *const words = buffers_[1].map<uint32_t *>();
+    if (words[0] != kMagic) return false;
+    numbers_held_.assign((buffers_[1].size() / sizeof(kMagic) - 1) / 2, 0);
+    for (size_t i = 0; i < numbers_held_.size(); ++i) memcpy(&numbers_held_[i], words + 1 + 2 * i, sizeof(int64_t));
+    return true;
+  }
+  // A host passes buffers alone, where the numbers are in its instructions.
+  std::vector<void *> all_arguments(const vnpu_host::Program::Entry &entry) {
+    const bool holds_numbers = take_numbers();
+    std::vector<void *> all;
+    size_t number = 0;
+    const int given = int(entry.is_number.size()) - int(entry.has_scratchpad);
+    for (int i = 0; i < given; ++i) {
+      if (!holds_numbers || !entry.is_number[size_t(i)]) all.push_back(address(kernel_.first + i - int(number), i));
+      else if (number < numbers_held_.size()) all.push_back(&numbers_held_[number++]);
+      else throw std::runtime_error("the instructions lack the sequence's argument " + std::to_string(i));
+    }
+    if (entry.has_scratchpad) all.push_back(scratchpad_.map());
+    return all;
+  }
   void *address(int index, int number) {
     if (buffers_.count(index)) return buffers_[index].template map<void *>();
     if (numbers_.count(index)) return &numbers_[index];
     throw std::runtime_error("the sequence's argument " + std::to_string(number) + " has not been set");
   }
   kernel kernel_;
+  bo scratchpad_;
   std::map<int, bo> buffers_;
   std::map<int, int64_t> numbers_;
+  std::vector<int64_t> numbers_held_;
   ert_cmd_state state_ = ERT_CMD_STATE_NEW;
 };
 
