@@ -107,11 +107,9 @@ class LoadedModel:
         return self.programs[self.config.weight_kinds.name(name, layer)]
 
     def record(self) -> Recording | None:
-        """A recording for calls that repeat. None if the runner cannot record, on several devices, where the
-        host adds sums between calls, and with linear attention, whose calls are as many as there are pages.
-        """
-        is_fixed = self.variant_set.devices == 1 and self.config.delta is None
-        return self.runner.record() if is_fixed else None
+        """A recording for calls that repeat. None if the runner cannot record, and on several devices, where
+        the host adds sums between calls."""
+        return self.runner.record() if self.variant_set.devices == 1 else None
 
     @property
     def runners(self) -> Sequence[ProgramRunner]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,15 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.delta_states import DeltaStates, decays_and_rates, delta_states
+from aerie.engine.delta_states import NOT_A_PAGE, DeltaHistory, decays_and_rates, plan_delta
 from aerie.engine.errors import ConfigError
-from aerie.engine.layer_states import BEFORE_START, DeltaHeads
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.numerics import bf16
 from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_manager import PAGE_SIZE
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session
-from aerie.kernel_builder.delta_rows import state_shape
 from aerie.runtime import select_backend
 from tests.engine.scheduling import Family, session_of
 from tests.engine.state_checks import (
@@ -111,23 +111,27 @@ def test_a_wide_value_that_the_output_projection_has_not(make_checkpoint: Callab
         prepare_runtime(open_checkpoint(folder), chosen, Reporter())
 
 
-def test_the_state_of_a_page_comes_back_from_its_rows() -> None:
-    """And the rows of a call are cut at the ends of pages."""
-    heads = DeltaHeads(1, 2, 16, 32)
-    layers = delta_states((0,), heads)
-    states = DeltaStates([np.zeros((1, 3 * PAGE_SIZE, layers.width), bf16)], heads, 4)
-    at = np.arange(PAGE_SIZE - 1, PAGE_SIZE + 2)[:, None] + np.arange(-PAGE_SIZE, 1)
-    states.set_positions(np.where(at < 0, BEFORE_START, at + PAGE_SIZE))
-    first, second = states.runs
-    assert first == (0, 1, 1, PAGE_SIZE - 1, BEFORE_START)
-    assert second == (1, 3, 2, 0, 1)
-    assert not states.state_before(0, first).any()
-    state = np.random.default_rng(0).standard_normal(state_shape(2, 16, 32)).astype(np.float32)
-    states.store_state(0, second, 2 * state)  # which is not at the end of its page
-    states.store_state(0, first, state)
-    assert states.state_before(0, second).tobytes() == state.tobytes()
-    with pytest.raises(IndexError, match=r"positions 0..192 in a pool of 192"):
-        states.set_positions(np.full((1, PAGE_SIZE + 1), 192) * (np.arange(PAGE_SIZE + 1) > 0))
+def test_a_step_is_cut_into_runs() -> None:
+    """At the ends of pages, of programs, and of the tokens that stay; from the state on, over rows that are
+    held."""
+    history = DeltaHistory(1, DeltaHeads(1, 2, 16, 32), 4)
+    history.state_at, history.stop = 60, 64
+    sequence: Any = SimpleNamespace(pages=[3, 1, 2], history=history)
+    plan = plan_delta([(sequence, range(62, 80), 66)], 8)
+    cuts = [(run.first, run.stop, run.is_first, run.is_kept, run.page) for run in plan.runs]
+    assert cuts == [
+        (60, 64, True, False, 3),
+        (64, 66, False, True, NOT_A_PAGE),
+        (66, 74, False, False, NOT_A_PAGE),
+        (74, 80, False, False, NOT_A_PAGE),
+    ]
+    assert not history.can_go_on_at(66)  # before all layers have run
+    plan.finish()
+    going = [at for at in range(85) if history.can_go_on_at(at)]
+    assert going == [*range(66, 81)]
+    history.forget_after(70)
+    assert not history.can_go_on_at(71)
+    assert history.copy().can_go_on_at(70)
 
 
 def test_decays_and_rates_are_those_of_transformers() -> None:
