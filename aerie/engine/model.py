@@ -33,6 +33,7 @@ from aerie.engine.reranking import score_rows
 from aerie.engine.rope_tables import RopeTables, rope_tables
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.variant_set import LayerPrograms, VariantSet
+from aerie.engine.weights import HeadRows
 from aerie.kernel_builder.arguments import Argument, byte
 from aerie.kernel_builder.weight_blocks import BLOCK_ROWS, Bytes
 from aerie.multi_launch_builder import Program
@@ -327,7 +328,7 @@ def _fill(model: LoadedModel, program: Program, layer: int, statics: Mapping[str
 
 def _as_argument(static: Static, argument: Argument) -> Static:
     """What fills an argument: of a quantised tensor the blocks, where the argument has blocks."""
-    return static.pack_into if argument.dtype is byte and isinstance(static, QuantisedTensor) else static
+    return static.pack_into if argument.dtype is byte and isinstance(static, QuantisedTensor | HeadRows) else static
 
 
 def lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:

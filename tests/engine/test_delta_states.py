@@ -33,6 +33,7 @@ from tests.engine.state_checks import (
     check_taken_back,
 )
 from tests.engine.test_drawn_schedules import check as check_drawn_schedules
+from tests.engine.test_quantised_model import in_bf16, open_session, passes
 
 QWEN = {
     "family": "Qwen3_5",
@@ -75,11 +76,6 @@ def test_logits_are_those_of_transformers(against: Any, folder: Path, session: S
             {"seq_len": 64},
             "--seq-len (SEQ_LEN) asks for programs of 64 tokens, and linear attention has programs of rows "
             "alone, which go on from a state in pages: leave it out",
-        ),
-        (
-            {"weights": "q4"},
-            "--weights (WEIGHTS) is 'q4', and linear attention has no programs of weights in blocks: leave "
-            "it out, for bf16",
         ),
         (
             {"context_end": "shift"},
@@ -146,6 +142,19 @@ def test_decays_and_rates_are_those_of_transformers() -> None:
     decay = (-log.exp() * torch.nn.functional.softplus(a + bias)).exp()
     np.testing.assert_allclose(found[:, 0], decay.numpy(), rtol=1e-6, atol=1e-30)
     assert found[:, 1].tolist() == b.bfloat16().sigmoid().float().tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["q4", "q8"])
+def test_weights_in_blocks_give_the_bits_of_bf16(folder: Path, kind: str) -> None:
+    """Queries and their gates, of each head one part of a matrix, too. Decays and rates stay bf16."""
+    checkpoint = open_checkpoint(folder, kind)
+    found, plain = (
+        open_session(each, variants="8x512", decode="rows") for each in (checkpoint, in_bf16(checkpoint))
+    )
+    kinds = {f"rms_gemms_rope_ar8_{kind}", f"rms_gemms_delta_ar8_{kind}_{kind}_bf16", f"o_ffn_ar8_{kind}"}
+    assert kinds <= set(found.model.programs)
+    assert passes(found) == passes(plain)
 
 
 def test_a_prompt_in_parts_has_the_bits_of_the_whole(against: Any, session: Session) -> None:
