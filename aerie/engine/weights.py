@@ -180,18 +180,19 @@ class Weights:
         """The tensors of block `layer`, by the names of the programs' arguments."""
         names = self._config.layer_tensors(layer)
         found = {field: self._tensors[in_layer(layer, tensor)] for field, tensor in names.items()}
-        found |= {name: _taps_first(found[name]) for name in ("w_conv",) if name in found}
         return found | self._made_of(found)
 
     def _made_of(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Weights that are made of several tensors, or of a part of each head."""
+        """Weights that are made of several tensors, of a part of each head, or turned."""
         config = self._config
+        taps = {"w_conv": TapsFirst(found["w_conv"])} if "w_conv" in found else {}
         if WHOLE_QUERY in found:
             query, gate = (HeadRows(found[WHOLE_QUERY], config.head_dim, number, 2) for number in range(2))
             return {"wq": query, "wg": gate}
         if "w_a" in found:
-            return {"w_ab": StackedRows((found["w_a"], found["w_b"]), config.shape.delta_gates_width)}
-        return {}
+            gates = StackedRows((found["w_a"], found["w_b"]), config.shape.delta_gates_width)
+            return taps | {"w_ab": gates}
+        return taps
 
     @property
     def delta_gates(self) -> dict[int, tuple[BF16Array, BF16Array]]:
@@ -305,6 +306,25 @@ class HeadRows(NamedTuple):
             yield self.tensor.part((head * self.parts + self.number) * self.size, self.size), rows
 
 
+class TapsFirst(NamedTuple):
+    """The taps of a convolution, (columns, 1, taps) in the file, as (taps, columns)."""
+
+    tensor: Tensor
+    kind: str = BF16
+
+    @property
+    def name(self) -> str:
+        """That of the tensor."""
+        return self.tensor.name
+
+    def read(self) -> BF16Array:
+        """All of it, in an array of its own."""
+        return np.ascontiguousarray(self.tensor.read()[:, 0].T)
+
+    def __call__(self, out: BF16Array) -> None:
+        out[...] = self.tensor.read()[:, 0].T
+
+
 class StackedRows(NamedTuple):
     """Matrices one below the other, with rows of zeros up to `rows`."""
 
@@ -324,11 +344,6 @@ class StackedRows(NamedTuple):
             tensor(out[first : first + tensor.shape[0]])
             first += tensor.shape[0]
         out[first:] = 0
-
-
-def _taps_first(taps: Tensor) -> Tensor:
-    """The taps of a convolution, (columns, 1, taps) in the file, as (taps, columns)."""
-    return replace(taps, shape=(taps.shape[0], taps.shape[-1])).transposed()
 
 
 def _size_note(folder: Path, tensors: Iterable[Tensor]) -> str:
