@@ -572,6 +572,17 @@ def test_convolutions_whose_heads_are_not_said(make_checkpoint, tmp_path, counts
         load_config(path)
 
 
+def test_linear_attention_that_does_not_fit(make_checkpoint, tmp_path):
+    given = Source(make_checkpoint(**SOURCES["qwen35"]))
+    width = {"qwen35.ssm.inner_size": 255}
+    path = gguf_files.write(tmp_path / "width.gguf", given, matrices_in(Type.BF16), keys=width)
+    with pytest.raises(CheckpointError, match=r"inner_size is 255: it must be a multiple of the 8 heads"):
+        load_config(path)
+    path = gguf_files.write(tmp_path / "decays.gguf", given, lambda _: Type.BF16)
+    with pytest.raises(CheckpointError, match=r"blk.0.ssm_a in .* is BF16, and decays are read as F32 alone"):
+        open_checkpoint(path)
+
+
 def test_a_file_of_olmo_2_with_a_window_is_olmo_3(make_checkpoint, tmp_path):
     """llama.cpp calls both olmo2: with a window every fourth layer has full attention and stretched RoPE, and
     the others have plain RoPE of the same base."""

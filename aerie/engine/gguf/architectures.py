@@ -77,7 +77,8 @@ ROPE_TENSORS = (ROPE_FREQS, LONG_FACTORS, SHORT_FACTORS)
 class Architecture:
     """model_type: transformers' name for it. permutes_qk: whether the rows of queries and keys are permuted
     in the file (block_tensors.py). norms_added: what the file has added to the weights of all norms, but for
-    those called `plain_norm`. layer_names: as LAYER_NAMES. final_norm: the norm after the layers, in the file and in transformers."""
+    those called `plain_norm`. layer_names: as LAYER_NAMES. final_norm: the norm after the layers, in the file
+    and in transformers. is_written: whether such files are written too."""
 
     model_type: str
     permutes_qk: bool = False
@@ -85,6 +86,12 @@ class Architecture:
     plain_norm: str = ""
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, hash=False)
     final_norm: tuple[str, str] = ("output_norm", "model.norm")
+    is_written: bool = True
+
+    def added_to(self, name: str) -> float:
+        """What files have added to a tensor of transformers' name."""
+        is_plain = self.plain_norm and name.endswith(self.plain_norm)
+        return self.norms_added if name.endswith("norm.weight") and not is_plain else 0.0
 
     @property
     def model_names(self) -> Mapping[str, str]:
@@ -94,13 +101,15 @@ class Architecture:
 
 ARCHITECTURES = {
     "llama": Architecture("llama", permutes_qk=True),
-    "gemma3": Architecture("gemma3_text", norms_added=1.0, layer_names=GEMMA3_NAMES),
+    "gemma3": Architecture(
+        "gemma3_text", norms_added=1.0, layer_names=GEMMA3_NAMES, is_written=False
+    ),
     "granite": Architecture("granite", permutes_qk=True),
     "lfm2": Architecture(
         "lfm2", layer_names=LFM2_NAMES, final_norm=("token_embd_norm", "model.embedding_norm")
     ),
     "olmo2": Architecture("olmo2", layer_names=OLMO2_NAMES),
-    "phi3": Architecture("phi3"),
+    "phi3": Architecture("phi3", is_written=False),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
     "qwen35": Architecture(

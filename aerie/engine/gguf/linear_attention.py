@@ -8,14 +8,15 @@ transformers has all of a keys' head one after the other. Source: llama.cpp, con
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.gguf.container import GGUFError
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.numerics import F32Array, bf16, widen
 from aerie.engine.quantised import ComputedTensor, QuantisedTensor
 from aerie.engine.tensors import Tensor, TensorFile
@@ -104,30 +105,43 @@ class InOrder:
         return widen(out).reshape(rows, -1)
 
 
-def delta_tensor(part: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
+def delta_tensor(part: str, tensor: Tensor, heads: DeltaHeads) -> Tensor:
     """A tensor of a layer with linear attention, in transformers' order. part: the file's name of it, in its
-    layer. config: entries as of config.json. Raises GGUFError."""
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    value_dim, of_keys = config["linear_value_head_dim"], 2 * keys * config["linear_key_head_dim"]
-    orders = {
-        "attn_qkv": ("rows", value_dim, of_keys),
-        "ssm_conv1d": ("rows", value_dim, of_keys),
-        "attn_gate": ("rows", value_dim, 0),
-        **dict.fromkeys(("ssm_alpha", "ssm_beta", "ssm_dt", DECAYS), ("rows", 1, 0)),
-        "ssm_out": ("columns", value_dim, 0),
-    }
-    is_decay = part == DECAYS
+    layer. Raises GGUFError."""
+    order, is_decay = _order(part, heads), part == DECAYS
     if is_decay and tensor.dtype != "F32":
         raise GGUFError(
             f"tensor {tensor.name} in {tensor.path} is {tensor.dtype}, and decays are read as F32 alone: "
             "take a file of llama.cpp's converter"
         )
-    order = {}
-    if part in orders and values > keys:
-        side, size, first = orders[part]
-        order[side] = ValueHeads(keys, values // keys, size, first)
     if not order and not is_decay:
         return tensor
     about = (tensor.path, tensor.name, tensor.dtype, tensor.shape, tensor.start, tensor.pitch)
     kind = QuantisedTensor if isinstance(tensor, QuantisedTensor) else ComputedTensor
     return kind(*about, rounding=tensor.rounding, source=InOrder(tensor, **order, is_decay=is_decay))
+
+
+def as_in_file(part: str, values: F32Array, heads: DeltaHeads) -> F32Array:
+    """All values of a tensor, in transformers' order, as a file has them. part: as for delta_tensor."""
+    for side, order in _order(part, heads).items():
+        axis = int(side == "columns")
+        moved = np.empty_like(values)
+        np.moveaxis(moved, axis, 0)[order.in_file(0, values.shape[axis])] = np.moveaxis(values, axis, 0)
+        values = moved
+    return -np.exp(values) if part == DECAYS else values
+
+
+def _order(part: str, heads: DeltaHeads) -> dict[str, ValueHeads]:
+    """Which side of a tensor lies in another order in files: its rows or its columns."""
+    before = 2 * heads.keys * heads.key_dim
+    sides = {
+        "attn_qkv": ("rows", heads.value_dim, before),
+        "ssm_conv1d": ("rows", heads.value_dim, before),
+        "attn_gate": ("rows", heads.value_dim, 0),
+        **dict.fromkeys(("ssm_alpha", "ssm_beta", "ssm_dt", DECAYS), ("rows", 1, 0)),
+        "ssm_out": ("columns", heads.value_dim, 0),
+    }
+    if part not in sides or heads.values == heads.keys:
+        return {}
+    side, size, first = sides[part]
+    return {side: ValueHeads(heads.keys, heads.values // heads.keys, size, first)}
