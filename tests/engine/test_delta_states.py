@@ -52,7 +52,7 @@ QWEN = {
 
 @pytest.fixture(scope="module")
 def folder(make_checkpoint: Callable[..., Path]) -> Path:
-    return make_checkpoint(seed=7, **QWEN)
+    return make_checkpoint(seed=8, **QWEN)
 
 
 @pytest.fixture(scope="module")
