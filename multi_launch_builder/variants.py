@@ -8,7 +8,7 @@
     short_conv_ar{n}          conv_rows, conv_c -> attn_out
     rms_gemms_delta_ar{n}     x -> delta_qkv, delta_z, delta_ab         in layers with linear attention
     delta_conv_ar{n}          conv_rows -> mixed
-    delta_rule_ar{n}          delta_rows, state -> rule_out, state_out  positions of one sequence, a page at most
+    delta_rule_ar{n}          delta_rows, state -> rule_out, state_out  of one sequence, 64 at most
     delta_gate_ar{n}          delta_out, delta_z -> attn_out
     attn_gate_ar{n}           attended, attn_gate -> attn_out           where attention has a gate
     o_ar{n}, ffn_ar{n}        attn_out -> proj, res1 -> down            o_ffn on one of several devices

@@ -112,8 +112,8 @@ class DeltaCalls:
         for part in self._plan.parts:
             rows = self._before(part, state, range(part.first - self._taps + 1, part.stop), qkv)
             for tap in range(self._taps):
-                out[part.row : part.row + part.count, tap] = rows[tap : tap + part.count]
-        out[self._plan.count :] = 0
+                out[part.row : part.row + part.rows, tap] = rows[tap : tap + part.rows]
+        out[self._plan.rows :] = 0
 
     def _before(self, part: DeltaPart, state: int, positions: range, qkv: BF16Array) -> BF16Array:
         """What a convolution reads of these positions, (positions, width): of those held, and of the rows."""
@@ -121,7 +121,7 @@ class DeltaCalls:
         return np.concatenate([part.history.rows[state, held, self._row.before], qkv[new]])
 
     def _compute_gates(self, products: BF16Array, of_layer: tuple[BF16Array, BF16Array]) -> None:
-        count = self._plan.count
+        count = self._plan.rows
         self._gates[:count] = decays_and_rates(products[:count], self._heads.values, *of_layer)
         self._out[count:] = 0
 
@@ -158,9 +158,7 @@ class DeltaCalls:
         of_rows[:, :count, :PRESENT] = gates.swapaxes(0, 1)
         of_rows[:, :count, PRESENT], of_rows[:, count:, PRESENT] = 1, 0
 
-    def _end_run(
-        self, number: int, state: int, qkv: BF16Array, out: BF16Array, after: F32Array
-    ) -> None:
+    def _end_run(self, number: int, state: int, qkv: BF16Array, out: BF16Array, after: F32Array) -> None:
         """Take the results of a run, and store the state after it where that stays."""
         run = self._plan.runs[number]
         _, new = run.part.places(range(run.first, run.stop))
@@ -176,8 +174,8 @@ class DeltaCalls:
     def _store_rows(self, state: int, qkv: BF16Array, mixed: BF16Array) -> None:
         """Hold the last of the rows."""
         for part in self._plan.parts:
-            count = min(part.count, HELD)
-            rows, held = slice(part.row + part.count - count, part.row + part.count), part.history.rows[state]
+            count = min(part.rows, HELD)
+            rows, held = slice(part.row + part.rows - count, part.row + part.rows), part.history.rows[state]
             at = np.arange(part.stop - count, part.stop) % HELD
             held[at, self._row.before], held[at, self._row.mixed] = qkv[rows], mixed[rows]
             held[at, self._row.gates] = self._gates[rows].reshape(count, -1).view(bf16)

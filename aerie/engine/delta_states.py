@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,6 @@ from aerie.engine.layer_states import DeltaHeads, LayerStates
 from aerie.engine.numerics import BF16Array, F32Array, bf16
 from aerie.engine.page_manager import PAGE_SIZE
 from aerie.kernel_builder.delta_rows import DECAY, PRESENT, RATE, state_shape
-
-if TYPE_CHECKING:
-    from aerie.engine.page_pool import PagedSequence
 
 F32_ELEMENTS = 2
 """Elements of bf16 whose place a number in f32 takes."""
@@ -71,7 +68,9 @@ class DeltaHistory:
     """
 
     def __init__(self, layers: int, heads: DeltaHeads, taps: int) -> None:
-        self.states = np.zeros((layers, *state_shape(heads.values, heads.key_dim, heads.value_dim)), np.float32)
+        self.states = np.zeros(
+            (layers, *state_shape(heads.values, heads.key_dim, heads.value_dim)), np.float32
+        )
         self.rows = np.zeros((layers, HELD, delta_row(heads).gates.stop), bf16)
         self.state_at = self.stop = 0
         self._reach, self._before = taps - 1, delta_row(heads).before
@@ -103,6 +102,13 @@ class DeltaHistory:
         self.state_at = self.stop = position
 
 
+class WithHistory(Protocol):
+    """A sequence, as page_pool.PagedSequence."""
+
+    pages: list[int]
+    history: DeltaHistory | None
+
+
 class DeltaRun(NamedTuple):
     """Positions first .. stop - 1 of a sequence in one call of the rule. part: the sequence's rows of the
     step. is_first: the state before is the history's, else that after the run before. is_kept: the state
@@ -117,20 +123,20 @@ class DeltaRun(NamedTuple):
 
 
 class DeltaPart(NamedTuple):
-    """A sequence's rows of a step: `count` from `row` on, at positions from `first` on. state_at: the
+    """A sequence's rows of a step: `rows` from `row` on, at positions from `first` on. state_at: the
     positions before which the history has the state. kept: positions that stay."""
 
     history: DeltaHistory
     row: int
     first: int
-    count: int
+    rows: int
     state_at: int
     kept: int
 
     @property
     def stop(self) -> int:
         """The position behind the last row."""
-        return self.first + self.count
+        return self.first + self.rows
 
     def places(self, positions: range) -> tuple[NDArray[np.int64], slice]:
         """Where these positions are: the history's rows of those before `first`, and the step's rows of the
@@ -152,9 +158,9 @@ class DeltaPlan(NamedTuple):
         return len(self.runs)
 
     @property
-    def count(self) -> int:
+    def rows(self) -> int:
         """Number of rows."""
-        return self.parts[-1].row + self.parts[-1].count if self.parts else 0
+        return self.parts[-1].row + self.parts[-1].rows if self.parts else 0
 
     def for_rows(self, rows: NDArray[np.int64]) -> DeltaPlan:  # noqa: ARG002 the rule has run for all rows
         """The plan of the end of a layer for some of the rows."""
@@ -166,9 +172,7 @@ class DeltaPlan(NamedTuple):
             part.history.state_at, part.history.stop = part.kept, part.stop
 
 
-def plan_delta(
-    rows: Sequence[tuple[PagedSequence, range, int]], positions: int
-) -> DeltaPlan:
+def plan_delta(rows: Sequence[tuple[WithHistory, range, int]], positions: int) -> DeltaPlan:
     """rows: of each sequence, the positions that are computed, and how many then stay. positions: of a call
     of the rule. Until `finish` the histories are of no use, since the layers do not have them alike."""
     parts, row = list[DeltaPart](), 0
@@ -177,13 +181,17 @@ def plan_delta(
         assert history is not None
         parts.append(DeltaPart(history, row, new.start, len(new), history.state_at, kept))
         row += len(new)
-    runs = [run for part, (sequence, *_) in zip(parts, rows, strict=True) for run in _runs(part, sequence, positions)]
+    runs = [
+        run
+        for part, (sequence, *_) in zip(parts, rows, strict=True)
+        for run in _runs(part, sequence, positions)
+    ]
     for part in parts:
         part.history.stop = -1
     return DeltaPlan(parts, runs)
 
 
-def _runs(part: DeltaPart, sequence: PagedSequence, most: int) -> Iterator[DeltaRun]:
+def _runs(part: DeltaPart, sequence: WithHistory, most: int) -> Iterator[DeltaRun]:
     """From the history's state on, cut at the ends of pages, and where the positions end that stay."""
     first = part.state_at
     while first < part.stop:

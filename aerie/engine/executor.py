@@ -318,8 +318,9 @@ class Executor:
             output_rows.append(np.arange(rows.stop - tokens.logits_count, rows.stop))
             row = rows.stop
         in_cache = [np.concatenate(each) for each in cache_positions if each]
-        of_pool = map(np.concatenate, (pool_positions, output_rows))
-        return BatchLayout(positions, visible, in_cache, *of_pool, self._state_plan(scheduled, width))
+        in_pool, outputs = np.concatenate(pool_positions), np.concatenate(output_rows)
+        states = self._state_plan(scheduled, width)
+        return BatchLayout(positions, visible, in_cache, in_pool, outputs, states)
 
     def _state_plan(self, scheduled: Sequence[ScheduledTokens], width: int) -> StatePlan:
         """Which rows of states the tokens read and write. width: rows of the variant."""

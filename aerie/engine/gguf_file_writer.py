@@ -163,8 +163,8 @@ def _name(config: ModelConfig) -> str:
         range(attending[0], config.num_hidden_layers, attending[0] + 1)
     ):
         raise CheckpointError(
-            f"layers {[*attending]} of {config.num_hidden_layers} have attention, and a GGUF file of the kind "
-            f"{kind} has it in layers at one interval: it would answer otherwise"
+            f"layers {[*attending]} of {config.num_hidden_layers} have attention, and a GGUF file of the "
+            f"kind {kind} has it in layers at one interval: it would answer otherwise"
         )
     if len(config.masks.windows) > 1:
         raise CheckpointError(
@@ -229,8 +229,9 @@ def _kv_heads(config: ModelConfig) -> int | list[int]:
 
 
 def _of_states(config: ModelConfig) -> dict[str, Any]:
-    """The keys of layers without attention (llama.cpp, conversion/qwen.py and lfm2.py). rope.dimension_sections
-    share the pairs of a head out among time, height and width of images, which of text are one position."""
+    """The keys of layers without attention (llama.cpp, conversion/qwen.py and lfm2.py).
+    rope.dimension_sections share the pairs of a head out among time, height and width of images, which of
+    text are one position."""
     if config.delta is None:
         return {"shortconv.l_cache": config.conv_taps} if config.layers_with_conv else {}
     heads, pairs = config.delta, config.rotary_dim // 2

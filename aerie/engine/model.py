@@ -328,7 +328,11 @@ def _fill(model: LoadedModel, program: Program, layer: int, statics: Mapping[str
 
 def _as_argument(static: Static, argument: Argument) -> Static:
     """What fills an argument: of a quantised tensor the blocks, where the argument has blocks."""
-    return static.pack_into if argument.dtype is byte and isinstance(static, QuantisedTensor | HeadRows) else static
+    return (
+        static.pack_into
+        if argument.dtype is byte and isinstance(static, QuantisedTensor | HeadRows)
+        else static
+    )
 
 
 def lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:

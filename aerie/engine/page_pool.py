@@ -103,7 +103,7 @@ class PagePool:
     def positions_of_row(self, array: NDArray[Any]) -> int:
         """How many positions have a row of one of the arrays together: 1, or those of a page. array: of a
         layer, (heads, rows, elements)."""
-        return self._pages * PAGE_SIZE // array.shape[1]
+        return int(self._pages * PAGE_SIZE // array.shape[1])
 
     def root_key(self, more: bytes) -> bytes:
         """The first key of sequences whose keys and values depend on `more` too."""

@@ -72,9 +72,7 @@ class ConvCalls:
         return out["attn_out"], programs[1:]
 
 
-def state_calls(
-    model: LoadedModel, width: int, states: Sequence[BF16Array], calls: Any
-) -> StateCalls | None:
+def state_calls(model: LoadedModel, width: int, states: Sequence[BF16Array], calls: Any) -> StateCalls | None:
     """What calls the programs of the model's layers without attention; None if it has no such layers."""
     if model.config.delta:
         return DeltaCalls(model, model.config.delta, width, states, calls)

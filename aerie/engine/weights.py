@@ -255,8 +255,8 @@ class Weights:
 
 
 def _wanted(name: str, kind: str, head: str) -> str:
-    """The kind of a tensor where `kind` is asked for: an LM head has 8 bits rather than 4, and what decays and
-    rates are made of is small and stays bf16, as in llama.cpp (llama-quant.cpp)."""
+    """The kind of a tensor where `kind` is asked for: an LM head has 8 bits rather than 4. What decays and
+    rates are made of is small, and stays bf16: an error there counts at every later position."""
     if name.endswith((DELTA["w_a"], DELTA["w_b"])):
         return BF16
     return "q8" if (name, kind) == (head, "q4") else kind

@@ -101,9 +101,7 @@ class Architecture:
 
 ARCHITECTURES = {
     "llama": Architecture("llama", permutes_qk=True),
-    "gemma3": Architecture(
-        "gemma3_text", norms_added=1.0, layer_names=GEMMA3_NAMES, is_written=False
-    ),
+    "gemma3": Architecture("gemma3_text", norms_added=1.0, layer_names=GEMMA3_NAMES, is_written=False),
     "granite": Architecture("granite", permutes_qk=True),
     "lfm2": Architecture(
         "lfm2", layer_names=LFM2_NAMES, final_norm=("token_embd_norm", "model.embedding_norm")

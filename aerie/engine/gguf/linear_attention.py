@@ -1,8 +1,8 @@
 """Linear attention in GGUF files (Qwen3.5), as transformers has it.
 
 Files have what decays are made of as -exp(A_log). Where several heads of values share a head of keys, the
-heads of values lie in another order: those that are the first of their keys' head, then the second ones, where
-transformers has all of a keys' head one after the other. Source: llama.cpp, conversion/qwen.py.
+heads of values lie in another order: the first one of each head of keys, then the second ones, where
+transformers has all of a head of keys one after the other. Source: llama.cpp, conversion/qwen.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class ValueHeads(NamedTuple):
         at = np.arange(begin, stop)
         head, element = np.divmod(at - self.first, self.size)
         of_keys, number = np.divmod(head, self.each)
-        return np.where(at < self.first, at, self.first + (number * self.keys + of_keys) * self.size + element)
+        return np.where(
+            at < self.first, at, self.first + (number * self.keys + of_keys) * self.size + element
+        )
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,10 @@ class InOrder:
         if isinstance(self.tensor, ComputedTensor):
             return self.tensor.exact(first, rows).reshape(rows, -1)
         if self.is_decay:  # whose file's number must not be rounded before the logarithm
-            exact = np.empty((rows, 1), "<f4")
+            raw = bytearray(4 * rows)
             with TensorFile(self.tensor) as file:
-                file.bytes_into(memoryview(exact.view(np.uint8).reshape(-1)), self.tensor.start + 4 * first)
-            return exact
+                file.bytes_into(memoryview(raw), self.tensor.start + 4 * first)
+            return np.frombuffer(raw, "<f4").reshape(rows, 1)
         out = np.empty((rows, *self.tensor.shape[1:]), bf16)
         self.tensor.rows_into(out, first)
         return widen(out).reshape(rows, -1)
@@ -118,7 +120,8 @@ def delta_tensor(part: str, tensor: Tensor, heads: DeltaHeads) -> Tensor:
         return tensor
     about = (tensor.path, tensor.name, tensor.dtype, tensor.shape, tensor.start, tensor.pitch)
     kind = QuantisedTensor if isinstance(tensor, QuantisedTensor) else ComputedTensor
-    return kind(*about, rounding=tensor.rounding, source=InOrder(tensor, **order, is_decay=is_decay))
+    source = InOrder(tensor, order.get("rows"), order.get("columns"), is_decay)
+    return kind(*about, rounding=tensor.rounding, source=source)
 
 
 def as_in_file(part: str, values: F32Array, heads: DeltaHeads) -> F32Array:

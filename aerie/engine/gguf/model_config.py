@@ -176,8 +176,8 @@ def _linear_attention(keys: MetadataReader) -> dict[str, Any]:
     heads, width = keys.positive_int("ssm.time_step_rank"), keys.positive_int("ssm.inner_size")
     if width % heads:
         raise keys.fail(
-            "ssm.inner_size", f"it must be a multiple of the {heads} heads (ssm.time_step_rank): fetch the "
-            "file again"
+            "ssm.inner_size",
+            f"it must be a multiple of the {heads} heads (ssm.time_step_rank): fetch the file again",
         )
     return {
         "linear_num_value_heads": heads,
