@@ -127,7 +127,12 @@ def test_a_step_is_cut_into_runs() -> None:
     assert going == [*range(66, 81)]
     history.forget_after(70)
     assert not history.can_go_on_at(71)
-    assert history.copy().can_go_on_at(70)
+    assert (copy := history.copy()).can_go_on_at(70)
+    copy.states[...] = copy.rows[...] = 1
+    assert not history.states.any()
+    assert not history.rows.any()
+    history.state_at, history.stop = 64, 128  # by whose last row that of position 63 is replaced
+    assert [at for at in (64, 66, 67, 128) if history.can_go_on_at(at)] == [67, 128]
 
 
 def test_decays_and_rates_are_those_of_transformers() -> None:
