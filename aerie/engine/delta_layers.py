@@ -20,6 +20,7 @@ from aerie.engine.delta_states import (
     NOT_A_PAGE,
     DeltaPart,
     DeltaPlan,
+    GateFactors,
     decays_and_rates,
     delta_row,
 )
@@ -32,6 +33,8 @@ from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork
 
 Arrays = dict[str, NDArray[Any]]
+Bits = NDArray[np.uint16]
+"""Numbers of bf16, which numpy copies one by one where it knows them as such."""
 
 
 class DeltaCalls:
@@ -44,10 +47,12 @@ class DeltaCalls:
     def __init__(
         self, model: LoadedModel, heads: DeltaHeads, width: int, pool_states: Sequence[BF16Array], calls: Any
     ) -> None:
-        self._model, self._heads, self._pool_states, self._calls = model, heads, pool_states, calls
+        self._model, self._heads, self._calls = model, heads, calls
+        self._pool_states = [of_layer.view(np.uint16) for of_layer in pool_states]
         self._row, self._taps = delta_row(heads), model.config.conv_taps
         self._gates = np.zeros((width, heads.values, PRESENT), np.float32)
         self._out = np.zeros((width, heads.values * heads.value_dim), bf16)
+        self._factors = dict[int, GateFactors]()
         self._plan, self._arrays = DeltaPlan((), ()), dict[tuple[str, str], NDArray[Any]]()
 
     def set_plan(self, plan: StatePlan) -> None:
@@ -63,13 +68,14 @@ class DeltaCalls:
         before, conv, rule = programs[:3]
         stays = {"delta_z"} & {*on_device}
         made = self._calls.run(before, bo_key=buffer_set(before, layer), on_device=stays, x=x)
-        state, qkv = self._model.state_index(layer), made["delta_qkv"]
+        state, qkv = self._model.state_index(layer), made["delta_qkv"].view(np.uint16)
         conv_rows = self._array(conv, "conv_rows")
-        gates = self._model.delta_gates[layer]
-        self._host("state read", self._gather_taps, state, qkv, conv_rows)
-        self._host("decays and rates", self._compute_gates, made["delta_ab"], gates)
+        if layer not in self._factors:
+            self._factors[layer] = GateFactors.of_layer(*self._model.delta_gates[layer])
+        self._host("state read", self._gather_taps, state, qkv, conv_rows.view(np.uint16))
+        self._host("decays and rates", self._compute_gates, made["delta_ab"], self._factors[layer])
         key = buffer_set(conv, layer)
-        mixed = self._calls.run(conv, bo_key=key, on_device=(), conv_rows=conv_rows)["mixed"]
+        mixed = self._calls.run(conv, bo_key=key, on_device=(), conv_rows=conv_rows)["mixed"].view(np.uint16)
         self._apply_rule(rule, layer, state, qkv, mixed)
         self._host("state write", self._store_rows, state, qkv, mixed)
         return {"delta_out": self._out, "delta_z": made["delta_z"]}
@@ -94,43 +100,46 @@ class DeltaCalls:
             self._arrays[key] = self._model.runner.shared_array(place, argument)
         return self._arrays[key]
 
-    def _apply_rule(self, rule: Program, layer: int, state: int, qkv: BF16Array, mixed: BF16Array) -> None:
+    def _apply_rule(self, rule: Program, layer: int, state: int, qkv: Bits, mixed: Bits) -> None:
         """The delta rule, run by run. Runs of a sequence follow each other, and the rule has its result where
         the next run has the state before it."""
         rows, before = self._array(rule, "delta_rows"), self._array(rule, "state")
         after: F32Array | None = None
+        bits = rows.view(np.uint16)
         for number in range(len(self._plan.runs)):
-            self._host("state read", self._start_run, number, state, mixed, rows, before, after)
+            self._host("state read", self._start_run, number, state, mixed, bits, before, after)
             made = self._calls.run(
                 rule, bo_key=buffer_set(rule, layer), on_device=(), delta_rows=rows, state=before
             )
             after = made["state_out"]
-            self._host("state write", self._end_run, number, state, qkv, made["rule_out"], after)
+            self._host(
+                "state write", self._end_run, number, state, qkv, made["rule_out"].view(np.uint16), after
+            )
 
-    def _gather_taps(self, state: int, qkv: BF16Array, out: BF16Array) -> None:
+    def _gather_taps(self, state: int, qkv: Bits, out: Bits) -> None:
         """Write the rows that each token's convolution reads to the first of `out`, (rows, taps, width)."""
         for part in self._plan.parts:
             rows = self._before(part, state, range(part.first - self._taps + 1, part.stop), qkv)
             for tap in range(self._taps):
                 out[part.row : part.row + part.rows, tap] = rows[tap : tap + part.rows]
-        out[self._plan.rows :] = 0
+        _clear(out.reshape(len(out), -1)[self._plan.rows :])
 
-    def _before(self, part: DeltaPart, state: int, positions: range, qkv: BF16Array) -> BF16Array:
+    def _before(self, part: DeltaPart, state: int, positions: range, qkv: Bits) -> Bits:
         """What a convolution reads of these positions, (positions, width): of those held, and of the rows."""
         held, new = part.places(positions)
         return np.concatenate([part.history.rows[state, held, self._row.before], qkv[new]])
 
-    def _compute_gates(self, products: BF16Array, of_layer: tuple[BF16Array, BF16Array]) -> None:
+    def _compute_gates(self, products: BF16Array, factors: GateFactors) -> None:
         count = self._plan.rows
-        self._gates[:count] = decays_and_rates(products[:count], self._heads.values, *of_layer)
-        self._out[count:] = 0
+        self._gates[:count] = decays_and_rates(products[:count], factors)
+        _clear(self._out[count:])
 
     def _start_run(
         self,
         number: int,
         state: int,
-        mixed: BF16Array,
-        out: BF16Array,
+        mixed: Bits,
+        out: Bits,
         before: F32Array,
         after: F32Array | None,
     ) -> None:
@@ -147,7 +156,7 @@ class DeltaCalls:
         elif after is not None and not np.may_share_memory(before, after):
             before[...] = after
 
-    def _fill(self, mixed: BF16Array, gates: F32Array, out: BF16Array) -> None:
+    def _fill(self, mixed: Bits, gates: F32Array, out: Bits) -> None:
         heads, count, at = self._heads, len(mixed), 2 * self._heads.key_dim
         query, key, value = _split(mixed, heads)
         groups = out.reshape(heads.keys, -1, *out.shape[1:])[:, :, :count]
@@ -158,30 +167,38 @@ class DeltaCalls:
         of_rows[:, :count, :PRESENT] = gates.swapaxes(0, 1)
         of_rows[:, :count, PRESENT], of_rows[:, count:, PRESENT] = 1, 0
 
-    def _end_run(self, number: int, state: int, qkv: BF16Array, out: BF16Array, after: F32Array) -> None:
+    def _end_run(self, number: int, state: int, qkv: Bits, out: Bits, after: F32Array) -> None:
         """Take the results of a run, and store the state after it where that stays."""
         run = self._plan.runs[number]
         _, new = run.part.places(range(run.first, run.stop))
         count = new.stop - new.start
-        self._out[new] = out[run.stop - run.first - count : run.stop - run.first]
+        self._out.view(np.uint16)[new] = out[run.stop - run.first - count : run.stop - run.first]
         if run.is_kept:
             run.part.history.states[state] = after
         if run.page != NOT_A_PAGE:
             reach = self._before(run.part, state, range(run.stop - self._taps + 1, run.stop), qkv)
             of_page, bits = self._pool_states[state][0, run.page], after.size * F32_ELEMENTS
-            of_page[:bits], of_page[bits:] = after.reshape(-1).view(bf16), reach.reshape(-1)
+            of_page[:bits], of_page[bits:] = after.reshape(-1).view(np.uint16), reach.reshape(-1)
 
-    def _store_rows(self, state: int, qkv: BF16Array, mixed: BF16Array) -> None:
+    def _store_rows(self, state: int, qkv: Bits, mixed: Bits) -> None:
         """Hold the last of the rows."""
         for part in self._plan.parts:
             count = min(part.rows, HELD)
             rows, held = slice(part.row + part.rows - count, part.row + part.rows), part.history.rows[state]
             at = np.arange(part.stop - count, part.stop) % HELD
             held[at, self._row.before], held[at, self._row.mixed] = qkv[rows], mixed[rows]
-            held[at, self._row.gates] = self._gates[rows].reshape(count, -1).view(bf16)
+            held[at, self._row.gates] = self._gates[rows].reshape(count, -1).view(np.uint16)
 
 
-def _split(mixed: BF16Array, heads: DeltaHeads) -> tuple[BF16Array, BF16Array, BF16Array]:
+def _clear(rows: NDArray[Any]) -> None:
+    """Set rows behind a call's to zeros, if the first of them is not: calls fill rows from the first on. They
+    are not looked at, and cost less where they are zeros."""
+    bits = rows.view(np.uint64)
+    if len(bits) and bits[0].any():
+        bits[...] = 0
+
+
+def _split(mixed: Bits, heads: DeltaHeads) -> tuple[Bits, Bits, Bits]:
     """Queries and keys (rows, keys, key_dim) and values (rows, values, value_dim)."""
     width = heads.keys * heads.key_dim
     query, key, value = mixed[:, :width], mixed[:, width : 2 * width], mixed[:, 2 * width :]

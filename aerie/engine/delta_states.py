@@ -63,7 +63,7 @@ class DeltaHistory:
     """What a sequence has of its layers with linear attention.
 
     states: after its first `state_at` positions, (layers, units, keys, columns of a unit) f32. rows: of the
-    positions before `stop`, (layers, HELD, width of a row) bf16; position p has the row p % HELD. Rows before
+    positions before `stop`, (layers, HELD, width of a row), the bits of bf16; position p has the row p % HELD. Rows before
     the first position are zeros.
     """
 
@@ -71,7 +71,7 @@ class DeltaHistory:
         self.states = np.zeros(
             (layers, *state_shape(heads.values, heads.key_dim, heads.value_dim)), np.float32
         )
-        self.rows = np.zeros((layers, HELD, delta_row(heads).gates.stop), bf16)
+        self.rows = np.zeros((layers, HELD, delta_row(heads).gates.stop), np.uint16)
         self.state_at = self.stop = 0
         self._reach, self._before = taps - 1, delta_row(heads).before
 
@@ -98,7 +98,7 @@ class DeltaHistory:
         count = self.states[0].size * F32_ELEMENTS
         for states, rows, stored in zip(self.states, self.rows, pool_states, strict=True):
             states[...] = np.ascontiguousarray(stored[0, page, :count]).view(np.float32).reshape(states.shape)
-            rows[places, self._before] = stored[0, page, count:].reshape(self._reach, -1)
+            rows[places, self._before] = stored[0, page, count:].view(np.uint16).reshape(self._reach, -1)
         self.state_at = self.stop = position
 
 
@@ -202,16 +202,35 @@ def _runs(part: DeltaPart, sequence: WithHistory, most: int) -> Iterator[DeltaRu
         first = stop
 
 
-def decays_and_rates(gates: BF16Array, heads: int, a_log: BF16Array, dt_bias: BF16Array) -> F32Array:
+class GateFactors(NamedTuple):
+    """What decays and rates are computed with, each f64 (2 * heads,), decays first: a product is multiplied
+    with `sign`, and `added` to it; the softplus of that is multiplied with `factor`."""
+
+    sign: NDArray[np.float64]
+    added: NDArray[np.float64]
+    factor: NDArray[np.float64]
+
+    @classmethod
+    def of_layer(cls, a_log: BF16Array, dt_bias: BF16Array) -> GateFactors:
+        """Those of a layer with these tensors, (heads,) each."""
+        ones = np.ones(len(a_log))
+        return cls(
+            np.concatenate([ones, -ones]),
+            np.concatenate([dt_bias.astype(np.float64), 0 * ones]),
+            np.concatenate([-np.exp(a_log.astype(np.float64)), -ones]),
+        )
+
+
+def decays_and_rates(gates: BF16Array, factors: GateFactors) -> F32Array:
     """Decay and rate of each head, f32 (rows, heads, 2), of the product of the gates, (rows, 2 * heads or
-    more): exp(-exp(a_log) softplus(a + dt_bias)), and the sigmoid of b in bf16.
+    more): exp(-exp(a_log) softplus(a + dt_bias)), and the sigmoid of b in bf16, exp(-softplus(-b)).
 
     The host computes them: a core's exp2 has 8 bits, and a decay near 1 needs more. In f64, so that what a
     CPU's library gives in the last place does not show in f32.
     """
-    given = gates[:, : 2 * heads].astype(np.float64)
-    softplus = np.logaddexp(0, given[:, :heads] + dt_bias.astype(np.float64))
-    out = np.empty((len(gates), heads, PRESENT), np.float32)
-    out[..., DECAY] = np.exp(-np.exp(a_log.astype(np.float64)) * softplus)
-    out[..., RATE] = np.exp(-np.logaddexp(0, -given[:, heads:])).astype(np.float32).astype(bf16)
+    count = len(factors.sign)
+    softplus = np.logaddexp(0, gates[:, :count].astype(np.float64) * factors.sign + factors.added)
+    both = np.exp(softplus * factors.factor).astype(np.float32).reshape(len(gates), 2, count // 2)
+    out = np.empty((len(gates), count // 2, PRESENT), np.float32)
+    out[..., DECAY], out[..., RATE] = both[:, 0], both[:, 1].astype(bf16)
     return out

@@ -14,7 +14,7 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.delta_states import NOT_A_PAGE, DeltaHistory, decays_and_rates, plan_delta
+from aerie.engine.delta_states import NOT_A_PAGE, DeltaHistory, GateFactors, decays_and_rates, plan_delta
 from aerie.engine.errors import ConfigError
 from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.numerics import bf16
@@ -140,7 +140,7 @@ def test_decays_and_rates_are_those_of_transformers() -> None:
     torch = pytest.importorskip("torch")
     given = np.array([[0.5, -200, 90, 1, -120, 3, 7, 7]], np.float32).astype(bf16)
     a_log, dt_bias = np.array([0.3, -2, 1], bf16), np.array([1, 0.5, -1], bf16)
-    found = decays_and_rates(given, 3, a_log, dt_bias)[0]
+    found = decays_and_rates(given, GateFactors.of_layer(a_log, dt_bias))[0]
     a, b, log, bias = (
         torch.from_numpy(x.astype(np.float32)) for x in (given[0, :3], given[0, 3:6], a_log, dt_bias)
     )
