@@ -24,7 +24,7 @@ from aerie.engine.delta_states import (
     decays_and_rates,
     delta_row,
 )
-from aerie.engine.layer_states import DeltaHeads, StatePlan
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16
 from aerie.engine.programs import buffer_set
@@ -55,9 +55,8 @@ class DeltaCalls:
         self._factors = dict[int, GateFactors]()
         self._plan, self._arrays = DeltaPlan((), ()), dict[tuple[str, str], NDArray[Any]]()
 
-    def set_plan(self, plan: StatePlan) -> None:
+    def set_plan(self, plan: DeltaPlan) -> None:
         """Set the parts and runs of the rows."""
-        assert isinstance(plan, DeltaPlan)
         self._plan = plan
 
     def project(

@@ -63,8 +63,8 @@ class DeltaHistory:
     """What a sequence has of its layers with linear attention.
 
     states: after its first `state_at` positions, (layers, units, keys, columns of a unit) f32. rows: of the
-    positions before `stop`, (layers, HELD, width of a row), the bits of bf16; position p has the row p % HELD. Rows before
-    the first position are zeros.
+    positions before `stop`, (layers, HELD, width of a row), the bits of bf16; position p has the row p %
+    HELD. Rows before the first position are zeros.
     """
 
     def __init__(self, layers: int, heads: DeltaHeads, taps: int) -> None:

@@ -4,13 +4,13 @@ attention (delta_layers.py)."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.delta_layers import DeltaCalls
-from aerie.engine.layer_states import RowReads, StatePlan, StateRows
+from aerie.engine.layer_states import RowReads, StateRows
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.programs import buffer_set
@@ -21,10 +21,13 @@ CONV_ROWS = "conv_rows"
 """The rows of a state that a short convolution reads."""
 
 
-class StateCalls(Protocol):
-    """Calls the programs of layers without attention."""
+Plan = TypeVar("Plan", contravariant=True)
 
-    def set_plan(self, plan: StatePlan) -> None:
+
+class StateCalls(Protocol[Plan]):
+    """Calls the programs of layers without attention, whose states have plans of one kind."""
+
+    def set_plan(self, plan: Plan) -> None:
         """Set what the next call's rows read and write."""
 
     def project(
@@ -47,9 +50,8 @@ class ConvCalls:
         self._model, self._states, self._calls = model, StateRows(states), calls
         self._rows = np.zeros((width, model.config.conv_taps, model.config.hidden_size), bf16)
 
-    def set_plan(self, plan: StatePlan) -> None:
+    def set_plan(self, plan: RowReads) -> None:
         """Set what the rows read."""
-        assert isinstance(plan, RowReads)
         self._states.set_positions(plan.positions)
 
     def project(
@@ -72,7 +74,9 @@ class ConvCalls:
         return out["attn_out"], programs[1:]
 
 
-def state_calls(model: LoadedModel, width: int, states: Sequence[BF16Array], calls: Any) -> StateCalls | None:
+def state_calls(
+    model: LoadedModel, width: int, states: Sequence[BF16Array], calls: Any
+) -> StateCalls[Any] | None:
     """What calls the programs of the model's layers without attention; None if it has no such layers."""
     if model.config.delta:
         return DeltaCalls(model, model.config.delta, width, states, calls)

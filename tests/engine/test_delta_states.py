@@ -127,7 +127,8 @@ def test_a_step_is_cut_into_runs() -> None:
     assert going == [*range(66, 81)]
     history.forget_after(70)
     assert not history.can_go_on_at(71)
-    assert (copy := history.copy()).can_go_on_at(70)
+    copy = history.copy()
+    assert copy.can_go_on_at(70)
     copy.states[...] = copy.rows[...] = 1
     assert not history.states.any()
     assert not history.rows.any()
