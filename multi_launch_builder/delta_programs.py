@@ -7,8 +7,8 @@
     attn_gate         attended, attn_gate -> attn_out
 
 Between the first and the second the host stores `delta_qkv`, and gathers the rows that each row's convolution
-reads, as for a short convolution (LFM2). `delta_rule` takes a page of one sequence, from its first position
-on, and the state before it; so it has as many positions as a page, whatever the rows of the other programs.
+reads, as for a short convolution (LFM2). `delta_rule` takes positions of one sequence, and the state before
+them; it has as many as the other programs have rows, but at most as a page.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.programs import GEMM_GRID, bf16_table, norm_of_residual, projection
 from aerie.multi_launch_builder.shapes import ModelShape
 
-RUN = 64
-"""Positions of a delta rule's call: those of a page."""
+MAX_RUN = 64
+"""Most positions of a delta rule's call: those of a page."""
 
 
 def plan_before_delta(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
@@ -70,22 +70,23 @@ def plan_delta_conv(kind: str, shape: ModelShape, rows: int, name: str = "") -> 
     return ProgramPlan(name or kind, arguments, steps, (), kind, rows)
 
 
-def plan_delta_rule(kind: str, shape: ModelShape, name: str = "") -> ProgramPlan:
-    """The gated delta rule over a page, one launch: delta_rows, state -> rule_out, state_out."""
+def plan_delta_rule(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
+    """The gated delta rule over positions of one sequence, one launch: delta_rows, state -> rule_out,
+    state_out. rows: most of these positions."""
     heads, key_dim, value_dim = shape.delta_value_heads, shape.delta_key_dim, shape.delta_value_dim
     state = state_shape(heads, key_dim, value_dim)
     arguments = ArgumentTable(
         [
-            Argument("delta_rows", (heads, RUN, row_width(key_dim, value_dim)), bf16, Role.INPUT),
+            Argument("delta_rows", (heads, rows, row_width(key_dim, value_dim)), bf16, Role.INPUT),
             Argument("state", state, f32, Role.INPUT),
-            Argument("rule_out", (RUN, shape.delta_width), bf16, Role.OUTPUT),
+            Argument("rule_out", (rows, shape.delta_width), bf16, Role.OUTPUT),
             Argument("state_out", state, f32, Role.OUTPUT),
         ]
     )
-    sizes = {"heads": heads, "positions": RUN, "key_dim": key_dim, "value_dim": value_dim}
+    sizes = {"heads": heads, "positions": rows, "key_dim": key_dim, "value_dim": value_dim}
     wiring = {"rows": "delta_rows", "state": "state", "out": "rule_out", "state_out": "state_out"}
     step = LaunchPlan("delta_rule", "gated_delta_rule", sizes, wiring)
-    return ProgramPlan(name or kind, arguments, (step,), (), kind, RUN)
+    return ProgramPlan(name or kind, arguments, (step,), (), kind, rows)
 
 
 def plan_delta_gate(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:

@@ -8,7 +8,7 @@
     short_conv_ar{n}          conv_rows, conv_c -> attn_out
     rms_gemms_delta_ar{n}     x -> delta_qkv, delta_z, delta_ab         in layers with linear attention
     delta_conv_ar{n}          conv_rows -> mixed
-    delta_rule_ar64           delta_rows, state -> rule_out, state_out  a page of one sequence
+    delta_rule_ar{n}          delta_rows, state -> rule_out, state_out  of one sequence, 64 at most
     delta_gate_ar{n}          delta_out, delta_z -> attn_out
     attn_gate_ar{n}           attended, attn_gate -> attn_out           where attention has a gate
     o_ar{n}, ffn_ar{n}        attn_out -> proj, res1 -> down            o_ffn on one of several devices
@@ -151,7 +151,7 @@ PLANS: dict[str, Callable[[ModelShape, int, int], ProgramPlan]] = {
         "delta_conv", shape, rows, program_name("delta_conv", rows)
     ),
     "delta_rule": lambda shape, rows, _: delta_programs.plan_delta_rule(
-        "delta_rule", shape, program_name("delta_rule", rows)
+        "delta_rule", shape, min(rows, delta_programs.MAX_RUN), program_name("delta_rule", rows)
     ),
     "delta_gate": lambda shape, rows, _: delta_programs.plan_delta_gate(
         "delta_gate", shape, rows, program_name("delta_gate", rows)
@@ -175,8 +175,8 @@ CONV_ROW_KINDS = ("rms_gemv_gate", "short_conv_row")
 
 
 def program_name(kind: str, rows: int, context: int = 0) -> str:
-    """The name of a program of several rows. The delta rule takes a page, whatever the rows of the call."""
-    rows = delta_programs.RUN if kind == "delta_rule" else rows
+    """The name of a program of several rows. The delta rule takes a page at most."""
+    rows = min(rows, delta_programs.MAX_RUN) if kind == "delta_rule" else rows
     return f"{kind}_ar{rows}_cl{context}" if kind in CONTEXT_KINDS else f"{kind}_ar{rows}"
 
 

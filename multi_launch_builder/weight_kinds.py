@@ -17,7 +17,7 @@ from aerie.kernel_builder.weight_blocks import BF16, KINDS, WEIGHT_BLOCKS
 from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 
 MATRICES: Mapping[str, Sequence[str]] = {
-    "rms_gemms_rope": ("wq", "wk", "wv"),
+    "rms_gemms_rope": ("wq", "wk", "wv", "wg"),
     "rms_gemv_rope": ("wq", "wk", "wv"),
     "rms_gemms_gate": ("w_conv_b", "w_conv_c", "w_conv_x"),
     "rms_gemv_gate": ("w_conv_b", "w_conv_c", "w_conv_x"),
@@ -31,6 +31,8 @@ MATRICES: Mapping[str, Sequence[str]] = {
 }
 """By the kind of a program: its weights that are matrices, in the order of its arguments; the partitions of
 an LM head count as one."""
+OF_SOME = frozenset({"wg"})
+"""Matrices that only some models have; the kinds of a layer name them where it has them."""
 SUFFIX = re.compile(rf"((?:_(?:{'|'.join(KINDS)}))+)$")
 WEIGHT_ARGUMENTS = {"gemv": "weight", "gemm": "b", "gemm_rows": "b"}
 """By kernel, its argument that is a weight."""
@@ -42,7 +44,7 @@ Kinds: TypeAlias = "Mapping[str, str]"
 @dataclass(frozen=True)
 class WeightKinds:
     """The kinds of a model's weights. layers: of each layer, (argument, kind) for all matrices that are not
-    bf16; () if all of the model are. head: of the LM head.
+    bf16, and for those of OF_SOME; () if all of the model are bf16. head: of the LM head.
     """
 
     layers: tuple[tuple[tuple[str, str], ...], ...] = ()
@@ -60,7 +62,8 @@ class WeightKinds:
 
 def name_with_kinds(program: str, kinds: Kinds) -> str:
     """The name of a program, given without kinds, for weights of these kinds."""
-    found = [kinds.get(matrix, BF16) for matrix in MATRICES.get(_kind_of(program), ())]
+    matrices = MATRICES.get(_kind_of(program), ())
+    found = [kinds.get(matrix, BF16) for matrix in matrices if matrix not in OF_SOME or matrix in kinds]
     if all(kind == BF16 for kind in found):
         return program
     return "_".join([program, *(found[:1] if len(set(found)) == 1 else found)])

@@ -93,7 +93,8 @@ class Source:
         self.tensors = {
             name: array.astype(np.float32) for name, array in load_file(folder / "model.safetensors").items()
         }
-        self.architecture = {"mistral": "llama"}.get(self.config["model_type"], self.config["model_type"])
+        called = {"mistral": "llama", "qwen3_5_text": "qwen35"}
+        self.architecture = called.get(self.config["model_type"], self.config["model_type"])
         plain = {"rope_type": "default", "rope_theta": self.config.get("rope_theta")}
         self.rope = self.config.get("rope_parameters") or plain | (self.config.get("rope_scaling") or {})
         self.head_dim = (
@@ -115,6 +116,12 @@ class Source:
             heads, kinds = self.config["num_key_value_heads"], self.config["layer_types"]
             of_model["attention.head_count_kv"] = [heads * (kind != "conv") for kind in kinds]
             of_model["shortconv.l_cache"] = self.config["conv_L_cache"]
+        if "linear_num_key_heads" in self.config:  # (conversion/qwen.py)
+            of_model |= {ours: self.config[theirs] for ours, theirs in DELTA_KEYS.items()}
+            width = self.config["linear_value_head_dim"] * self.config["linear_num_value_heads"]
+            of_model["ssm.inner_size"] = width
+            interval = self.config["layer_types"].index("full_attention") + 1
+            of_model["full_attention_interval"] = interval
         of_model["rope.freq_base"] = float(self.rope["rope_theta"])
         if self.rope["rope_type"] in ("linear", "yarn"):
             of_model["rope.scaling.type"] = self.rope["rope_type"]
@@ -147,6 +154,28 @@ class Source:
             **({"tokenizer.chat_template": shown} if shown else {}),
         }
 
+    def _as_qwen35(self, name: str, values: np.ndarray) -> tuple[str, np.ndarray]:
+        """What the converter makes of a tensor: norms get 1, decays are exponents, and heads of values lie
+        by their number within their head of keys (conversion/qwen.py)."""
+        keys, count = self.config["linear_num_key_heads"], self.config["linear_num_value_heads"]
+        before = 2 * keys * self.config["linear_key_head_dim"]
+
+        def tiled(rows: np.ndarray) -> np.ndarray:
+            by_keys = rows.reshape(keys, count // keys, len(rows) // count, *rows.shape[1:])
+            return by_keys.swapaxes(0, 1).reshape(rows.shape)
+
+        if "in_proj_qkv" in name or "conv1d" in name:
+            values = np.concatenate([values[:before], tiled(values[before:])])
+        elif "out_proj" in name:
+            values = tiled(values.T).T
+        elif "linear_attn" in name and "linear_attn.norm" not in name:
+            values = tiled(values)
+        if name.endswith("A_log"):
+            values = -np.exp(values)
+        elif name.endswith("norm.weight") and "linear_attn" not in name:
+            values = values + 1
+        return name.replace("dt_bias", "dt_proj.bias"), np.ascontiguousarray(values)
+
     def file_tensors(self) -> dict[str, np.ndarray]:
         """Tensors by the file's names and in its order of rows, in float32."""
         kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
@@ -157,6 +186,8 @@ class Source:
             count = next((self.config[entry] for part, entry in heads.items() if part in name), None)
             if count and self.architecture in PERMUTED:
                 values = permuted(values, count)
+            if self.architecture == "qwen35":
+                name, values = self._as_qwen35(name, values)
             in_file = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert in_file, name
             found[in_file] = values.squeeze(1) if values.ndim == 3 else values
@@ -166,6 +197,13 @@ class Source:
             found["rope_freqs.weight"] = divisors(self.rope, self.head_dim)
         return found
 
+
+DELTA_KEYS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
 
 FUSED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
 

@@ -282,9 +282,6 @@ _GATED_ATTENTION = replace(
     compute=_attend_with_gate,
     inputs=("rope_q", "keys", "values", "attn_gate"),
 )
-_DELTA_STATE = LayerStep(
-    "delta_state", "queries, keys and values, as the layer's state holds them", _same, ("delta_qkv",)
-)
 _DELTA = LayerStep(
     "delta", "linear attention: convolution, delta rule, norm of heads and gate", _linear_attention,
     ("delta_z", "states", "gates"), source=ValueSource(AFTER, "attn_out"),
@@ -332,7 +329,6 @@ MEANINGS = {
         _ATTENTION,
         _STATE,
         _CONV,
-        _DELTA_STATE,
         _DELTA,
         *HEAD_STEPS,
         DIVIDED_LOGITS,
@@ -352,7 +348,7 @@ def layer_steps(shape: ModelShape, is_conv: bool = False) -> tuple[LayerStep, ..
     plans = plan_programs(shape, rows)
     if is_conv and shape.has_delta:
         before = plan_before_delta("rms_gemms_delta", shape, rows)
-        return plan_steps(before, plans["o_ffn"], (_DELTA_STATE,), _DELTA)
+        return plan_steps(before, plans["o_ffn"], (), _DELTA)
     if shape.attention_gate:
         return plan_steps(plans["rms_gemms_rope"], plans["o_ffn"], between=_GATED_ATTENTION)
     if is_conv:

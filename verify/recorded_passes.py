@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie.engine.config import ModelConfig
-from aerie.engine.delta_states import delta_row
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
@@ -323,9 +322,11 @@ def _add_keys(
             if calls:
                 values[step] = _rows([np.atleast_2d(call[argument]) for call in calls])
         held = (
-            _held_state(config, cache.pool.states[model.state_index(layer)])
-            if is_conv
-            else dict(zip(("cache_k", "cache_v"), cache.layers[model.kv_layer_index(layer)], strict=True))
+            dict(zip(("cache_k", "cache_v"), cache.layers[model.kv_layer_index(layer)], strict=True))
+            if not is_conv
+            else {"state": cache.pool.states[model.state_index(layer)]}
+            if not config.delta  # of which pages have states at their ends alone
+            else {}
         )
         at = recorded_pass.positions
         values |= {step: _rows([array[:, at].transpose(1, 0, 2)]) for step, array in held.items()}
@@ -335,13 +336,6 @@ def _arguments(config: ModelConfig) -> dict[str, str]:
     """What steps read of all positions in layers without attention, and the programs' arguments that have
     it."""
     return {"states": DELTA_STATE, "gates": DELTA_GATES} if config.delta else {"states": STATE}
-
-
-def _held_state(config: ModelConfig, state: BF16Array) -> dict[str, BF16Array]:
-    """What the steps compare of a layer's state, by step: of linear attention what its convolution reads."""
-    if config.delta:
-        return {"delta_state": state[..., delta_row(config.delta).before]}
-    return {"state": state}
 
 
 def _add_head(

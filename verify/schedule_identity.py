@@ -216,12 +216,12 @@ def _rewound_rows(
     rows = _run_tokens(model, [*ids[:REWOUND_LENGTH], *[other] * others], cache, result)[:REWOUND_LENGTH]
     cache.length = REWOUND_LENGTH
     for array in _held(cache):
-        array[:, REWOUND_LENGTH:] = np.nan
+        array[:, REWOUND_LENGTH // cache.pool.positions_of_row(array) :] = np.nan
     return rows
 
 
 def _held(cache: KVCache) -> list[BF16Array]:
-    """Keys, values, and states of layers without attention, (heads, positions, elements) each."""
+    """Keys, values, and states of layers without attention, (heads, positions or pages, elements) each."""
     return [*(array for layer in cache.layers for array in layer), *cache.pool.states]
 
 
@@ -231,6 +231,6 @@ def _bits(model: LoadedModel, rows: BF16Array, cache: KVCache, schedule: Schedul
     head = min(schedule.rows[0], MAX_TAIL_ROWS)
     cuts = [rows[start : start + head] for start in range(0, len(rows), head)]
     logits = np.concatenate([all_logits(model, cut) for cut in cuts])
-    held = [array[:, : cache.length] for array in _held(cache)]
+    held = [array[:, : cache.length // cache.pool.positions_of_row(array)] for array in _held(cache)]
     bits: Bits = [np.ascontiguousarray(array).view(np.uint16) for array in (rows, *held)]
     return [*bits, logits.view(np.uint32)]

@@ -22,7 +22,7 @@ from aerie.engine.programs import layers_of
 from aerie.engine.reporter import Reporter
 from aerie.engine.variant_set import GUIDE, VariantSet
 from aerie.multi_launch_builder import Program, program_store
-from aerie.multi_launch_builder.delta_programs import RUN
+from aerie.multi_launch_builder.delta_programs import MAX_RUN
 from aerie.virtual_npu.console import print_table
 from aerie.virtual_npu.timing import NOTE, Prediction, TimingError, predict
 from aerie.virtual_npu.timing.prediction import ERROR_FACTORS
@@ -151,7 +151,7 @@ def _layers(config: ModelConfig, variant_set: VariantSet, call: VariantCall, is_
         names = variant_set.layer_programs(call.variant, contexts[window], is_conv)
         if tail and layer == config.num_hidden_layers - 1:
             names = (names[0], *variant_set.layer_programs(tail.variant, contexts[window], is_conv)[1:])
-        pages = -(-call.n_process // RUN)
+        pages = -(-call.n_process // MAX_RUN)
         for name in names:  # of which the delta rule is called for each page
             times = pages if name.startswith("delta_rule") else 1
             yield from [config.weight_kinds.name(name, layer)] * times

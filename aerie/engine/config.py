@@ -179,7 +179,7 @@ class ModelConfig:
     def states(self) -> LayerStates:
         """What layers without attention keep of each position."""
         if self.delta:
-            return delta_states(tuple(sorted(self.layers_with_conv)), self.delta)
+            return delta_states(tuple(sorted(self.layers_with_conv)), self.delta, self.conv_taps)
         reach = self.conv_taps - 1 if self.layers_with_conv else 0
         return LayerStates(tuple(sorted(self.layers_with_conv)), self.hidden_size, reach)
 

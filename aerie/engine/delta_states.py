@@ -1,205 +1,236 @@
-"""What linear attention keeps of a sequence, in the pages of its keys and values.
+"""What linear attention keeps of a sequence: its state while it runs, and the state at the end of each page.
 
-A head's state is a matrix of keys by values that each position changes, too large for a row of it at each
-position. So a page has the state at its end, and a row for each position, from which the states between are
-computed again: queries, keys and values before their convolution, the same behind it, decay and rate. The
-state lies in the page's rows too, a part in each. So a page is all that it takes to go on behind it, and what
-holds for pages of keys and values holds for these: a page that is found again has the state at its end, a
-rejected draft token is forgotten by the length alone, and a sequence that is copied, swapped out or saved
-takes its state along.
+A head's state is a matrix of keys by values that each position changes, too large for one at each position.
+So a sequence has one state, after its last position that stays, and the rows of its last positions, from
+which those after it are computed: queries, keys and values before their convolution, the same behind it,
+decay and rate. A draft token that is rejected is forgotten by the length alone: the rule goes on from the
+state before the drafts, over the rows of those that were accepted.
 
-To compute positions of a page, the rule runs from the page's first position on, over the rows that lie there.
-So a position has the same bits in whatever calls a sequence came: each is one step from the state before it.
+Each full page has the state at its end, with the rows that a convolution reads behind it. So a page is all
+that it takes to go on behind it: for a prefix that is found again, and for a sequence whose state is lost
+because it went back further than its rows, or was saved. Then the tokens from the end of the page before on
+are computed again (executor.py).
+
+Each position is one step from the state before it. So it has the same bits in whatever calls a sequence came.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.layer_states import BEFORE_START, DeltaHeads, LayerStates
+from aerie.engine.layer_states import DeltaHeads, LayerStates
 from aerie.engine.numerics import BF16Array, F32Array, bf16
 from aerie.engine.page_manager import PAGE_SIZE
-from aerie.kernel_builder.delta_rows import DECAY, LANES, PRESENT, RATE, row_width, state_shape
-from aerie.runtime import HostWork
+from aerie.kernel_builder.delta_rows import DECAY, PRESENT, RATE, state_shape
 
 F32_ELEMENTS = 2
 """Elements of bf16 whose place a number in f32 takes."""
+HELD = 64
+"""The last positions of a sequence whose rows are held."""
+NOT_A_PAGE = -1
+"""In place of the page at whose end a run ends."""
 
 
 class DeltaRow(NamedTuple):
     """Where the parts of a position's row are: queries, keys and values before the convolution; the same
-    behind it; decay and rate of each head, f32; a part of the state at the page's end, f32."""
+    behind it; decay and rate of each head, f32."""
 
     before: slice
     mixed: slice
     gates: slice
-    state: slice
 
 
 def delta_row(heads: DeltaHeads) -> DeltaRow:
     """The row of a position in a layer with these heads."""
-    parts = (
-        heads.mixed_width,
-        heads.mixed_width,
-        heads.values * 2 * F32_ELEMENTS,
-        heads.state_elements * F32_ELEMENTS // PAGE_SIZE,
-    )
+    parts = heads.mixed_width, heads.mixed_width, heads.values * 2 * F32_ELEMENTS
     ends = [0, *np.cumsum(parts).tolist()]
     return DeltaRow(*(slice(first, end) for first, end in itertools.pairwise(ends)))
 
 
-def delta_states(layers: tuple[int, ...], heads: DeltaHeads) -> LayerStates:
-    """What layers with linear attention keep. A position reads as far back as the end of the page before."""
-    return LayerStates(layers, delta_row(heads).state.stop, PAGE_SIZE)
+def delta_states(layers: tuple[int, ...], heads: DeltaHeads, taps: int) -> LayerStates:
+    """What layers with linear attention have at the end of a page: the state, f32, and the rows before the
+    convolution that one of so many taps reads behind the page."""
+    width = heads.state_elements * F32_ELEMENTS + (taps - 1) * heads.mixed_width
+    return LayerStates(layers, width, taps - 1, PAGE_SIZE)
+
+
+class DeltaHistory:
+    """What a sequence has of its layers with linear attention.
+
+    states: after its first `state_at` positions, (layers, units, keys, columns of a unit) f32. rows: of the
+    positions before `stop`, (layers, HELD, width of a row), the bits of bf16; position p has the row p %
+    HELD. Rows before the first position are zeros.
+    """
+
+    def __init__(self, layers: int, heads: DeltaHeads, taps: int) -> None:
+        self.states = np.zeros(
+            (layers, *state_shape(heads.values, heads.key_dim, heads.value_dim)), np.float32
+        )
+        self.rows = np.zeros((layers, HELD, delta_row(heads).gates.stop), np.uint16)
+        self.state_at = self.stop = 0
+        self._reach, self._before = taps - 1, delta_row(heads).before
+
+    def can_go_on_at(self, position: int) -> bool:
+        """Whether a token at this position has all that it needs: the state before it, or before positions
+        whose rows are held."""
+        oldest = min(self.state_at, position - self._reach)
+        return self.state_at <= position <= self.stop and oldest >= self.stop - HELD
+
+    def forget_after(self, length: int) -> None:
+        """Forget the rows from this position on."""
+        self.stop = min(self.stop, length)
+
+    def copy(self) -> DeltaHistory:
+        """The same of a sequence that begins alike."""
+        other = object.__new__(DeltaHistory)
+        other.__dict__ |= self.__dict__
+        other.states, other.rows = self.states.copy(), self.rows.copy()
+        return other
+
+    def start_behind(self, page: int, position: int, pool_states: Sequence[BF16Array]) -> None:
+        """Take what a page has at its end. position: of the sequence, behind that page."""
+        places = np.arange(position - self._reach, position) % HELD
+        count = self.states[0].size * F32_ELEMENTS
+        for states, rows, stored in zip(self.states, self.rows, pool_states, strict=True):
+            states[...] = np.ascontiguousarray(stored[0, page, :count]).view(np.float32).reshape(states.shape)
+            rows[places, self._before] = stored[0, page, count:].view(np.uint16).reshape(self._reach, -1)
+        self.state_at = self.stop = position
+
+
+class WithHistory(Protocol):
+    """A sequence, as page_pool.PagedSequence."""
+
+    pages: list[int]
+    history: DeltaHistory | None
 
 
 class DeltaRun(NamedTuple):
-    """Rows of a call that lie in one page: start to stop of the call's rows, the page, the position in the
-    page of the first of these rows, and the page before it, BEFORE_START if there is none."""
+    """Positions first .. stop - 1 of a sequence in one call of the rule. part: the sequence's rows of the
+    step. is_first: the state before is the history's, else that after the run before. is_kept: the state
+    after it becomes the history's. page: at whose end it ends, or NOT_A_PAGE."""
 
-    start: int
-    stop: int
-    page: int
+    part: DeltaPart
     first: int
-    page_before: int
+    stop: int
+    is_first: bool
+    is_kept: bool
+    page: int
+
+
+class DeltaPart(NamedTuple):
+    """A sequence's rows of a step: `rows` from `row` on, at positions from `first` on. state_at: the
+    positions before which the history has the state. kept: positions that stay."""
+
+    history: DeltaHistory
+    row: int
+    first: int
+    rows: int
+    state_at: int
+    kept: int
 
     @property
-    def end(self) -> int:
-        """Positions of the page up to the last of these rows."""
-        return self.first + self.stop - self.start
+    def stop(self) -> int:
+        """The position behind the last row."""
+        return self.first + self.rows
+
+    def places(self, positions: range) -> tuple[NDArray[np.int64], slice]:
+        """Where these positions are: the history's rows of those before `first`, and the step's rows of the
+        others."""
+        held = np.arange(positions.start, min(positions.stop, self.first)) % HELD
+        new = (max(0, at - self.first) + self.row for at in (positions.start, positions.stop))
+        return held, slice(*new)
 
 
-class DeltaStates:
-    """Stores what linear attention keeps, and gathers what its launches read.
+class DeltaPlan(NamedTuple):
+    """The calls of the rule for the rows of a step, in order."""
 
-    states: of each layer, (1, positions, width) bf16. Call `set_positions` before each call.
-    """
-
-    def __init__(self, states: Sequence[BF16Array], heads: DeltaHeads, taps: int) -> None:
-        self._states, self._heads, self._taps = states, heads, taps
-        self._row = delta_row(heads)
-        self._positions = np.zeros((0, PAGE_SIZE + 1), np.int64)
-        self.runs: Sequence[DeltaRun] = ()
-
-    def set_positions(self, positions: NDArray[np.int64]) -> None:
-        """Positions in the pool of the PAGE_SIZE rows before each token's own and of that, int64 (tokens,
-        PAGE_SIZE + 1). BEFORE_START stands for those that a sequence has not. Raises IndexError for one
-        outside the pool."""
-        capacity = self._states[0].shape[1]
-        if positions.size and not BEFORE_START <= positions.min() <= positions.max() < capacity:
-            raise IndexError(f"positions {positions.min()}..{positions.max()} in a pool of {capacity}")
-        self._positions, self.runs = positions, [*_runs(positions)]
+    parts: Sequence[DeltaPart]
+    runs: Sequence[DeltaRun]
 
     @property
-    def count(self) -> int:
-        """Number of the call's tokens."""
-        return len(self._positions)
+    def key(self) -> int:
+        """What calls that are recorded depend on."""
+        return len(self.runs)
 
-    def store(self, layer: int, part: slice, new: BF16Array) -> None:
-        """Store the first of these rows, (rows, elements), one for each token, in a part of the layer's."""
-        self._states[layer][0, self._positions[:, -1], part] = new[: self.count]
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.parts[-1].row + self.parts[-1].rows if self.parts else 0
 
-    def store_projected(self, layer: int, projected: BF16Array, gates: F32Array) -> HostWork:
-        """The host work that stores what the convolution reads, and decay and rate, (tokens, heads, 2)."""
+    def for_rows(self, rows: NDArray[np.int64]) -> DeltaPlan:  # noqa: ARG002 the rule has run for all rows
+        """The plan of the end of a layer for some of the rows."""
+        return DeltaPlan((), ())
 
-        def store() -> None:
-            self.store(layer, self._row.before, projected)
-            self.store(layer, self._row.gates, np.ascontiguousarray(gates).reshape(len(gates), -1).view(bf16))
-
-        return HostWork(store)
-
-    def store_mixed(self, layer: int, mixed: BF16Array) -> HostWork:
-        """The host work that stores queries, keys and values behind the convolution."""
-        return HostWork(lambda: self.store(layer, self._row.mixed, mixed))
-
-    def gather_taps(self, layer: int, out: BF16Array) -> HostWork:
-        """The host work that writes the rows that each token's convolution reads to the first of `out`,
-        (rows, taps, width), and zeros to those behind."""
-
-        def gather() -> None:
-            positions, count = self._positions[:, -self._taps :], self.count
-            out[:count] = self._states[layer][0, :, self._row.before][positions]
-            out[:count][positions == BEFORE_START] = 0
-            out[count:] = 0
-
-        return HostWork(gather)
-
-    def gather_run(self, layer: int, run: DeltaRun, out: BF16Array) -> HostWork:
-        """The host work that writes the rows of a page up to the last token to `out`, (heads, PAGE_SIZE,
-        row_width) as the kernel has it; those behind are marked as not there."""
-        return HostWork(lambda: self._gather_run(layer, run, out))
-
-    def _gather_run(self, layer: int, run: DeltaRun, out: BF16Array) -> None:
-        heads, count = self._heads, run.end
-        first = run.page * PAGE_SIZE
-        rows = self._states[layer][0, first : first + count]
-        query, key, value = _split(rows[:, self._row.mixed], heads)
-        groups = out.reshape(heads.keys, -1, *out.shape[1:])[:, :, :count]
-        groups[..., : heads.key_dim] = query.swapaxes(0, 1)[:, None]
-        groups[..., heads.key_dim : 2 * heads.key_dim] = key.swapaxes(0, 1)[:, None]
-        out[:, :count, 2 * heads.key_dim + LANES :] = value.swapaxes(0, 1)
-        gates = out[..., 2 * heads.key_dim : 2 * heads.key_dim + LANES].view(np.float32)
-        stored = np.ascontiguousarray(rows[:, self._row.gates]).view(np.float32)
-        gates[:, :count, :PRESENT] = stored.reshape(count, heads.values, PRESENT).swapaxes(0, 1)
-        gates[:, :count, PRESENT], gates[:, count:, PRESENT] = 1, 0
-
-    def state_before(self, layer: int, run: DeltaRun) -> F32Array:
-        """The state before the page, (units, keys, columns of a unit): zeros before the first one."""
-        shape = state_shape(self._heads.values, self._heads.key_dim, self._heads.value_dim)
-        if run.page_before == BEFORE_START:
-            return np.zeros(shape, np.float32)
-        rows = self._page(layer, run.page_before)
-        return np.ascontiguousarray(rows).view(np.float32).reshape(shape)
-
-    def store_state(self, layer: int, run: DeltaRun, state: F32Array) -> None:
-        """Store the state at the end of the page, where the run ends there."""
-        if run.end == PAGE_SIZE:
-            self._page(layer, run.page)[...] = np.ascontiguousarray(state).view(bf16).reshape(PAGE_SIZE, -1)
-
-    def _page(self, layer: int, page: int) -> BF16Array:
-        """The part of a page's rows that holds its state."""
-        return self._states[layer][0, page * PAGE_SIZE : (page + 1) * PAGE_SIZE, self._row.state]
+    def finish(self) -> None:
+        """Let the histories have what these rows gave, after all layers."""
+        for part in self.parts:
+            part.history.state_at, part.history.stop = part.kept, part.stop
 
 
-def _split(mixed: BF16Array, heads: DeltaHeads) -> tuple[BF16Array, BF16Array, BF16Array]:
-    """Queries and keys (rows, keys, key_dim) and values (rows, values, value_dim)."""
-    width = heads.keys * heads.key_dim
-    query, key, value = mixed[:, :width], mixed[:, width : 2 * width], mixed[:, 2 * width :]
-    shape = len(mixed), heads.keys, heads.key_dim
-    return query.reshape(shape), key.reshape(shape), value.reshape(len(mixed), heads.values, heads.value_dim)
+def plan_delta(rows: Sequence[tuple[WithHistory, range, int]], positions: int) -> DeltaPlan:
+    """rows: of each sequence, the positions that are computed, and how many then stay. positions: of a call
+    of the rule. Until `finish` the histories are of no use, since the layers do not have them alike."""
+    parts, row = list[DeltaPart](), 0
+    for sequence, new, kept in rows:
+        history = sequence.history
+        assert history is not None
+        parts.append(DeltaPart(history, row, new.start, len(new), history.state_at, kept))
+        row += len(new)
+    runs = [
+        run
+        for part, (sequence, *_) in zip(parts, rows, strict=True)
+        for run in _runs(part, sequence, positions)
+    ]
+    for part in parts:
+        part.history.stop = -1
+    return DeltaPlan(parts, runs)
 
 
-def _runs(positions: NDArray[np.int64]) -> Iterator[DeltaRun]:
-    """The tokens of a call by their pages: no two sequences write into one page."""
-    pages, places = np.divmod(positions[:, -1], PAGE_SIZE)
-    starts = [0, *(np.flatnonzero(np.diff(pages)) + 1).tolist()] if len(pages) else []
-    for start, stop in zip(starts, [*starts[1:], len(pages)], strict=True):
-        place = int(places[start])
-        before = int(positions[start, PAGE_SIZE - 1 - place])
-        page_before = BEFORE_START if before == BEFORE_START else before // PAGE_SIZE
-        yield DeltaRun(start, stop, int(pages[start]), place, page_before)
+def _runs(part: DeltaPart, sequence: WithHistory, most: int) -> Iterator[DeltaRun]:
+    """From the history's state on, cut at the ends of pages, and where the positions end that stay."""
+    first = part.state_at
+    while first < part.stop:
+        ends = (part.stop, first + most, (first // PAGE_SIZE + 1) * PAGE_SIZE)
+        stop = min(*ends, part.kept if first < part.kept else part.stop)
+        page = NOT_A_PAGE if stop % PAGE_SIZE else sequence.pages[stop // PAGE_SIZE - 1]
+        yield DeltaRun(part, first, stop, first == part.state_at, stop == part.kept, page)
+        first = stop
 
 
-def decays_and_rates(gates: BF16Array, heads: int, a_log: BF16Array, dt_bias: BF16Array) -> F32Array:
+class GateFactors(NamedTuple):
+    """What decays and rates are computed with, each f64 (2 * heads,), decays first: a product is multiplied
+    with `sign`, and `added` to it; the softplus of that is multiplied with `factor`."""
+
+    sign: NDArray[np.float64]
+    added: NDArray[np.float64]
+    factor: NDArray[np.float64]
+
+    @classmethod
+    def of_layer(cls, a_log: BF16Array, dt_bias: BF16Array) -> GateFactors:
+        """Those of a layer with these tensors, (heads,) each."""
+        ones = np.ones(len(a_log))
+        return cls(
+            np.concatenate([ones, -ones]),
+            np.concatenate([dt_bias.astype(np.float64), 0 * ones]),
+            np.concatenate([-np.exp(a_log.astype(np.float64)), -ones]),
+        )
+
+
+def decays_and_rates(gates: BF16Array, factors: GateFactors) -> F32Array:
     """Decay and rate of each head, f32 (rows, heads, 2), of the product of the gates, (rows, 2 * heads or
-    more): exp(-exp(a_log) softplus(a + dt_bias)), and the sigmoid of b in bf16.
+    more): exp(-exp(a_log) softplus(a + dt_bias)), and the sigmoid of b in bf16, exp(-softplus(-b)).
 
     The host computes them: a core's exp2 has 8 bits, and a decay near 1 needs more. In f64, so that what a
     CPU's library gives in the last place does not show in f32.
     """
-    given = gates[:, : 2 * heads].astype(np.float64)
-    softplus = np.logaddexp(0, given[:, :heads] + dt_bias.astype(np.float64))
-    out = np.empty((len(gates), heads, PRESENT), np.float32)
-    out[..., DECAY] = np.exp(-np.exp(a_log.astype(np.float64)) * softplus)
-    out[..., RATE] = np.exp(-np.logaddexp(0, -given[:, heads:])).astype(np.float32).astype(bf16)
+    count = len(factors.sign)
+    softplus = np.logaddexp(0, gates[:, :count].astype(np.float64) * factors.sign + factors.added)
+    both = np.exp(softplus * factors.factor).astype(np.float32).reshape(len(gates), 2, count // 2)
+    out = np.empty((len(gates), count // 2, PRESENT), np.float32)
+    out[..., DECAY], out[..., RATE] = both[:, 0], both[:, 1].astype(bf16)
     return out
-
-
-def empty_run(heads: DeltaHeads) -> BF16Array:
-    """Room for the rows of a page, (heads, PAGE_SIZE, row_width)."""
-    return np.zeros((heads.values, PAGE_SIZE, row_width(heads.key_dim, heads.value_dim)), bf16)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.communication import check_ranks_agree
+from aerie.engine.delta_states import plan_delta
 from aerie.engine.embeddings import Token, embed, ids_only
 from aerie.engine.errors import NoVariantError
 from aerie.engine.forward_passes import BatchLayout, ImmediateCalls, OnProgram, RowsPass, TokenPass
@@ -24,8 +25,10 @@ from aerie.engine.gathered_cache import GatheredCache
 from aerie.engine.head import logits_rows
 from aerie.engine.kv_cache import causal
 from aerie.engine.layer_masks import LayerMasks
+from aerie.engine.layer_states import RowReads, StatePlan
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.page_manager import PAGE_SIZE
 from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
 from aerie.engine.variant_set import MAX_TAIL_ROWS, ROWS
@@ -65,12 +68,18 @@ class ScheduledTokens(NamedTuple):
     @property
     def new_positions(self) -> range:
         """The positions that are computed."""
-        return range(self.first_position, self.sequence.length + len(self.tokens))
+        stop = self.sequence.length + len(self.tokens)
+        return range(self.first_position, self.call.n_past + self.call.n_process if self.call else stop)
+
+    @property
+    def kept_positions(self) -> int:
+        """Number of positions that the sequence holds afterwards."""
+        return min(self.new_positions.stop, self.sequence.length + len(self.tokens[: self.kept_count]))
 
     @property
     def run_tokens(self) -> Sequence[Token]:
         """All tokens that are computed."""
-        again = self.sequence.token_ids[self.first_position :] if self.call else ()
+        again = self.sequence.token_ids[self.first_position : self.new_positions.stop] if self.call else ()
         return [*again, *self.tokens] if again else self.tokens
 
 
@@ -87,7 +96,7 @@ class Executor:
 
     def __init__(self, model: LoadedModel, pool: PagePool, cache: GatheredCache) -> None:
         self._model, self._pool, self._cache = model, pool, cache
-        self._recorded: dict[tuple[int, tuple[str, ...]], RowsPass] = {}
+        self._recorded: dict[tuple[int, tuple[str, ...], int], RowsPass] = {}
         self._token_pass: TokenPass | None = None
         self.diffusion_block = model.config.diffusion.block_size if model.config.diffusion else 1
         self._rows = model.variant_set.batch_rows
@@ -229,6 +238,7 @@ class Executor:
         """Compute tokens in rows, and write their keys and values. Returns the last layer's output for the
         rows whose logits are needed. The sequences do not count the tokens yet."""
         model, (step, contexts) = self._model, self._call_for(scheduled)
+        self._restore_states(scheduled)
         for tokens in scheduled:
             tokens.sequence.reserve(len(tokens.tokens))
         spans: Sequence[Sequence[Span]] = []
@@ -242,9 +252,29 @@ class Executor:
         check_ranks_agree(model.group, zlib.crc32(x.tobytes(), zlib.crc32(rows.positions.tobytes())))
         is_recorded = step.variant <= MAX_TAIL_ROWS and scheduled[0].is_recurring
         is_full = len(x) == step.variant
-        return model.run_on_all(
-            lambda part: self._pass(part, step, is_recorded, is_full, on_program)(x, rows, tail)
+        hidden = model.run_on_all(
+            lambda part: self._pass(part, step, is_recorded, is_full, rows.states, on_program)(x, rows, tail)
         )
+        rows.states.finish()
+        return hidden
+
+    def _restore_states(self, scheduled: Sequence[ScheduledTokens]) -> None:
+        """Let each sequence have the states of linear attention from which its tokens go on. Where it has
+        them not, as after going back, its last page is computed again, up to them."""
+        for tokens in scheduled if self._model.config.delta else ():
+            sequence, first = tokens.sequence, tokens.first_position
+            if sequence.history and sequence.history.can_go_on_at(first):
+                continue
+            start = sequence.start_history(first // PAGE_SIZE)
+            for at in range(start, first, self.max_rows):
+                self._compute_again(sequence, range(at, min(first, at + self.max_rows)))
+
+    def _compute_again(self, sequence: PagedSequence, positions: range) -> None:
+        """Compute positions of a sequence that holds them."""
+        rows = self.padded_rows(len(positions))
+        context = max(self._cache.contexts_for([positions], rows))
+        call = _call(rows, context)._replace(n_past=positions.start, n_process=len(positions))
+        self.hidden_states([ScheduledTokens(sequence, (), 0, call=call, is_recurring=False)])
 
     def _call_for(self, scheduled: Sequence[ScheduledTokens]) -> tuple[VariantCall, tuple[int, ...]]:
         """The variant for these tokens, and the context of each window's cache."""
@@ -271,10 +301,10 @@ class Executor:
         Without `diffusion_block` the rule is the model's mask; with one, positions of a block see each other,
         beside all positions before them. Layers hide more by their windows.
         """
-        model, positions, reach = self._model, np.zeros(width, np.int64), self._model.config.states.reach
+        model, positions = self._model, np.zeros(width, np.int64)
         visible = [np.zeros((width, context), bool) for context in contexts if spans]
         cache_positions: list[list[NDArray[np.int64]]] = [[] for _ in contexts]
-        pool_positions, output_rows, state_positions, row = [], [], [], 0
+        pool_positions, output_rows, row = [], [], 0
         for number, tokens in enumerate(scheduled):
             new = tokens.new_positions
             rows = slice(row, row + len(new))
@@ -285,12 +315,24 @@ class Executor:
                 visible[window][rows, span.base + span.origin : span.base + new.stop] = seen
                 cache_positions[window].append(span.base + positions[rows])
             pool_positions.append(tokens.sequence.pool_positions(new.start, len(new)))
-            state_positions.append(tokens.sequence.state_positions(new.start, len(new), reach))
             output_rows.append(np.arange(rows.stop - tokens.logits_count, rows.stop))
             row = rows.stop
         in_cache = [np.concatenate(each) for each in cache_positions if each]
-        of_pool = map(np.concatenate, (pool_positions, output_rows, state_positions))
-        return BatchLayout(positions, visible, in_cache, *of_pool)
+        in_pool, outputs = np.concatenate(pool_positions), np.concatenate(output_rows)
+        states = self._state_plan(scheduled, width)
+        return BatchLayout(positions, visible, in_cache, in_pool, outputs, states)
+
+    def _state_plan(self, scheduled: Sequence[ScheduledTokens], width: int) -> StatePlan:
+        """Which rows of states the tokens read and write. width: rows of the variant."""
+        config = self._model.config
+        if config.delta:
+            new = [(one.sequence, one.new_positions, one.kept_positions) for one in scheduled]
+            return plan_delta(new, min(width, PAGE_SIZE))
+        reads = (
+            one.sequence.state_positions(one.first_position, len(one.new_positions), config.states.reach)
+            for one in scheduled
+        )
+        return RowReads(np.concatenate([*reads]))
 
     def _seen(
         self, positions: NDArray[np.int64], keys: range, masks: LayerMasks, window: int
@@ -335,18 +377,19 @@ class Executor:
         step: VariantCall,
         is_recorded: bool,
         is_full: bool,
+        plan: StatePlan,
         on_program: OnProgram | None,
     ) -> RowsPass:
         """The forward pass for this variant and the current gathered cache. A recorded one is stored for
         later steps."""
-        key = step.variant, self._cache.slots
+        key = step.variant, self._cache.slots, plan.key
         if is_recorded and (recorded := self._recorded.get(key)) and recorded.is_current:
             return recorded
         recording = part.record() if is_recorded else None
         # With fewer tokens, rows of zeros may be left out, and cost less.
         costs = part.variant_set.costs if is_full and part.variant_set.devices == 1 else None
         calls = recording or ImmediateCalls(part, on_program if part.local_rank == 0 else None, costs)
-        rows_pass = RowsPass(part, step, self._cache, self._pool, calls)
+        rows_pass = RowsPass(part, step, self._cache, self._pool, calls, plan)
         if recording:
             self._recorded[key] = rows_pass
         return rows_pass

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from aerie.engine.attention import CacheAttention, NewKVRows
 from aerie.engine.call_costs import CallCosts
 from aerie.engine.communication import all_reduce_sum
-from aerie.engine.delta_layers import DeltaCalls
-from aerie.engine.delta_states import DeltaStates
 from aerie.engine.kv_cache import KeysAndValues
-from aerie.engine.layer_states import StateRows
+from aerie.engine.layer_states import StatePlan, StateRows
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.page_pool import PagePool
 from aerie.engine.planner import VariantCall
 from aerie.engine.programs import CACHE, buffer_set, outputs_with_raw_keys
+from aerie.engine.state_layers import CONV_ROWS, state_calls
 from aerie.kernel_builder.arguments import pack_bits
 from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork, Recording
@@ -32,8 +31,6 @@ OnProgram: TypeAlias = "Callable[[str], None]"
 """Called with the kind of every program that has run."""
 ROPE_ROWS, MASK = "rope_rows", "mask"
 """Inputs of the programs of rows that depend on positions."""
-CONV_ROWS = "conv_rows"
-"""The rows of a state that a short convolution reads."""
 OF_ROWS = ("q_roped", "attn_gate", "conv_c", "delta_out", "delta_z")
 """What the first half of a layer gives to the second half, row by row."""
 
@@ -84,23 +81,16 @@ class LayerCalls:
         call: VariantCall,
         kv_layout: KVLayout,
         calls: CallSink,
-        states: StateRows | DeltaStates,
+        states: Sequence[BF16Array],
         with_keys_before_rope: bool = False,
     ) -> None:
         self._model, self._layers, self._slots, self._calls = model, kv_layout.layers, kv_layout.slots, calls
-        self._with_keys_before_rope = with_keys_before_rope
-        self._states, self._width = states, call.variant
+        self._with_keys_before_rope, self._width = with_keys_before_rope, call.variant
         self._last, self._masks = model.config.num_hidden_layers - 1, model.config.masks
         layers = range(self._last + 1)
         self._names = [model.layer_programs(call.variant, kv_layout.contexts, layer) for layer in layers]
         self._inputs: dict[tuple[str, int], NDArray[Any]] = {}
-        self._conv_rows: BF16Array | None = None
-        delta = model.config.delta
-        self._delta = (
-            DeltaCalls(model, delta, call.variant, states, calls)
-            if delta and isinstance(states, DeltaStates)
-            else None
-        )
+        self._states = state_calls(model, call.variant, states, calls)
         for layer in layers:
             self._add_inputs(layer)
 
@@ -112,12 +102,15 @@ class LayerCalls:
             key = argument.name, numbers.get(argument.name, 0)
             if argument.name in numbers and key not in self._inputs:
                 self._inputs[key] = np.empty(argument.shape, argument.dtype.numpy)
-            elif argument.name == CONV_ROWS and self._conv_rows is None:
-                self._conv_rows = np.zeros(argument.shape, bf16)
 
     def _input_numbers(self, layer: int) -> dict[str, int]:
         """Which array a layer takes: of RoPE the number of its table, of the mask that of its window."""
         return {ROPE_ROWS: self._model.rope.of_layer[layer], MASK: self._masks.of_layer[layer]}
+
+    def set_plan(self, plan: StatePlan) -> None:
+        """Set which rows of states the rows read and write."""
+        if self._states:
+            self._states.set_plan(plan)
 
     def set_positions(self, positions: NDArray[np.int64], visible: Sequence[NDArray[np.bool_]]) -> None:
         """Set the positions of the rows in their sequences, (rows,), and the cache positions that each row
@@ -134,12 +127,10 @@ class LayerCalls:
     ) -> Arrays:
         """Compute queries, keys and values of a layer, and store keys and values in the cache with `store`;
         or what a short convolution reads, or linear attention, and store what the layer's state becomes."""
-        if self._delta and layer in self._model.config.layers_with_conv:
+        if self._states and layer in self._model.config.layers_with_conv:
             programs = [self._model.program(name, layer) for name in self._names[layer]]
-            return self._delta.project(programs, layer, x, on_device)
+            return self._states.project(programs, layer, x, on_device)
         program = self._model.program(self._names[layer][0], layer)
-        if layer in self._model.config.layers_with_conv:
-            return self._project_conv(program, layer, x, on_device)
         key, inputs = buffer_set(program, layer), self._inputs_of(program, layer)
         keys_before_rope, outputs = (
             outputs_with_raw_keys(program) if self._with_keys_before_rope else ("", None)
@@ -157,23 +148,6 @@ class LayerCalls:
             self._calls.host("KV cache write", work)
         return outputs_by_name
 
-    def _project_conv(self, program: Program, layer: int, x: BF16Array, on_device: Collection[str]) -> Arrays:
-        assert isinstance(self._states, StateRows)
-        stays, key = {"conv_c"} & {*on_device}, buffer_set(program, layer)
-        outputs = self._calls.run(program, bo_key=key, on_device=stays, x=x)
-        store = self._states.store(self._model.state_index(layer), outputs.pop("gated"))
-        self._calls.host("state write", store)
-        return outputs
-
-    def _convolve(self, program: Program, layer: int, projected: Arrays) -> BF16Array:
-        """A short convolution of the rows of the layer's state, and the gate behind it."""
-        assert self._conv_rows is not None
-        assert isinstance(self._states, StateRows)
-        self._calls.host("state read", self._states.gather(self._model.state_index(layer), self._conv_rows))
-        inputs = {CONV_ROWS: self._conv_rows, "conv_c": projected["conv_c"]}
-        key = buffer_set(program, layer)
-        return self._calls.run(program, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
-
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
         """Compute attention, or what a layer has in its place, output projection and FFN of a layer. x: the
         layer's input. projected: the result of `project`."""
@@ -188,14 +162,12 @@ class LayerCalls:
         self, layer: int, programs: Sequence[Program], projected: Arrays
     ) -> tuple[BF16Array, Sequence[Program]]:
         """What the output projection reads, and the programs that are left."""
-        if layer not in self._model.config.layers_with_conv:
-            if not self._model.config.family.attention_gate:
-                return self._attend(programs[0], layer, projected), programs[1:]
-            attended = self._attend(programs[0], layer, projected, on_device=())
-            return self._gate(programs[1], layer, attended, projected["attn_gate"]), programs[2:]
-        if self._delta:
-            return self._delta.gate(programs[2], layer, projected), programs[3:]
-        return self._convolve(programs[0], layer, projected), programs[1:]
+        if self._states and layer in self._model.config.layers_with_conv:
+            return self._states.mix(programs, layer, projected)
+        if not self._model.config.family.attention_gate:
+            return self._attend(programs[0], layer, projected), programs[1:]
+        attended = self._attend(programs[0], layer, projected, on_device=())
+        return self._gate(programs[1], layer, attended, projected["attn_gate"]), programs[2:]
 
     def _gate(self, program: Program, layer: int, attended: BF16Array, gate: BF16Array) -> BF16Array:
         """What attention gives, times the sigmoid of its gate."""
@@ -254,19 +226,26 @@ class RowsPass:
     A row of the result depends on its own token and on the positions it attends to, not on the number of rows
     or on the context. The host writes keys and values to the gathered cache and to the pool; all else stays
     on the device. call: has the variant whose programs are called. calls: a Recording, or where the calls are
-    made.
+    made. plan: of the first step's states; that of a later step has the same key if calls are recorded.
     """
 
     def __init__(
-        self, model: LoadedModel, call: VariantCall, cache: KVLayout, pool: PagePool, calls: CallSink
+        self,
+        model: LoadedModel,
+        call: VariantCall,
+        cache: KVLayout,
+        pool: PagePool,
+        calls: CallSink,
+        plan: StatePlan,
     ) -> None:
         self._model, self._cache, self._calls = model, cache, calls
         self._recording = calls if isinstance(calls, Recording) else None
         windows = model.config.with_repeated_layers(model.local_world_size).windows_of_kv_layers
         self._cache_rows = NewKVRows(cache.layers, window_of_layer=windows) if cache.layers else None
         self._pool_rows = NewKVRows(pool.layers, pool.keys_before_rope)
-        self._states = _state_rows(model, pool)
-        self._rows = LayerCalls(model, call, cache, calls, self._states, bool(pool.keys_before_rope))
+        self._states = pool.states
+        self._rows = LayerCalls(model, call, cache, calls, pool.states, bool(pool.keys_before_rope))
+        self._rows.set_plan(plan)
         self._last = model.config.num_hidden_layers - 1
         self._width = call.variant
         if self._recording:
@@ -288,7 +267,7 @@ class RowsPass:
         if self._cache_rows:
             self._cache_rows.set_positions(*rows.cache_positions)
         self._pool_rows.set_positions(rows.pool_positions)
-        self._states.set_positions(rows.state_positions)
+        self._rows.set_plan(rows.states)
         self._rows.set_positions(rows.positions, rows.visible)
         if self._recording is None:
             return self._run_calls(x, rows, tail)
@@ -315,7 +294,7 @@ class RowsPass:
         tail_calls = LayerCalls(self._model, tail, self._cache, self._calls, self._states)
         tail_layout = rows.for_output_rows(tail.variant)
         tail_calls.set_positions(tail_layout.positions, tail_layout.visible)
-        self._states.set_positions(tail_layout.state_positions)
+        tail_calls.set_plan(tail_layout.states)
         of_rows: Arrays = {
             name: tail_calls.padded(projected[name][rows.output_rows])
             for name in OF_ROWS
@@ -325,19 +304,13 @@ class RowsPass:
         return tail_calls.attend(self._last, x, of_rows)[: len(rows.output_rows)].copy()
 
 
-def _state_rows(model: LoadedModel, pool: PagePool) -> StateRows | DeltaStates:
-    delta = model.config.delta
-    return DeltaStates(pool.states, delta, model.config.conv_taps) if delta else StateRows(pool.states)
-
-
 class BatchLayout(NamedTuple):
     """Positions of the rows of an engine step.
 
     positions: in their sequences, int64 (rows,), 0 for padding. visible: what each row attends to, for each
     of the model's windows, bool (rows, context) each. cache_positions, for each window, and pool_positions:
     where the keys and values of each row go, padding excluded. output_rows: rows whose result is needed.
-    state_positions: in the pool, of the rows of states that each row reads, its own last, padding excluded:
-    int64 (rows, reach + 1).
+    states: which rows of states each row reads and writes, padding excluded.
     """
 
     positions: NDArray[np.int64]
@@ -345,7 +318,7 @@ class BatchLayout(NamedTuple):
     cache_positions: Sequence[NDArray[np.int64]]
     pool_positions: NDArray[np.int64]
     output_rows: NDArray[np.int64]
-    state_positions: NDArray[np.int64]
+    states: StatePlan
 
     def for_output_rows(self, width: int) -> BatchLayout:
         """The layout of the output rows only, padded to `width` rows. It stores no keys and values."""
@@ -355,7 +328,7 @@ class BatchLayout(NamedTuple):
         visible = [np.zeros((width, seen.shape[1]), bool) for seen in self.visible]
         for seen, all_seen in zip(visible, self.visible, strict=True):
             seen[:count] = all_seen[rows]
-        states = self.state_positions[rows]
+        states = self.states.for_rows(rows)
         return BatchLayout(positions, visible, [], self.pool_positions[:0], np.arange(count), states)
 
 

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import CheckpointError, WeightsError
-from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_FREQS, Architecture
 from aerie.engine.gguf.block_types import QUANTISATION_VERSION, READ, BlockType
+from aerie.engine.gguf.linear_attention import as_in_file
 from aerie.engine.gguf.named_tensors import PERMUTED, name_in_file
 from aerie.engine.gguf_tokenizer_writer import tokenizer_keys
+from aerie.engine.layer_states import DeltaHeads
+from aerie.engine.model_family import DELTA
 from aerie.engine.numerics import F32Array, widen
 from aerie.engine.pooling import SCORE_ROWS
 from aerie.engine.quantised import ComputedTensor
@@ -55,12 +57,21 @@ TYPES = {kind.name: kind for kind in READ.values()}
 
 class PlannedTensor(NamedTuple):
     """A tensor to be written: one, or several of which one lies below the other. heads: in which its rows are
-    permuted; 0 for none."""
+    permuted; 0 for none. added: to each of its values. delta: of linear attention, whose tensors lie in
+    another order."""
 
     name: str
     parts: Sequence[Tensor]
     kind: BlockType
     heads: int = 0
+    added: float = 0.0
+    delta: DeltaHeads | None = None
+
+    def in_file(self, values: F32Array) -> F32Array:
+        """All values as the file has them."""
+        values = values + self.added if self.added else values
+        part = self.name.split(".")[2:3]
+        return as_in_file(part[0], values, self.delta) if self.delta and part else values
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,8 +92,10 @@ def plan_tensors(checkpoint: Checkpoint, form: str) -> list[PlannedTensor]:
     for name, parts in _stored(checkpoint):
         heads = _heads(name, config) if architecture.permutes_qk else 0
         head = LM_HEAD if not config.tie_word_embeddings else EMBED
-        kind = _kind(parts[0], FORMATS[form].head if name == head else FORMATS[form].matrices)
-        planned.append(PlannedTensor(name_in_file(name, architecture), parts, kind, heads))
+        kind = _kind(name, parts[0], FORMATS[form].head if name == head else FORMATS[form].matrices)
+        added, in_file = architecture.added_to(name), name_in_file(name, architecture)
+        delta = config.delta if "linear_attn." in name else None
+        planned.append(PlannedTensor(in_file, parts, kind, heads, added, delta))
     return planned
 
 
@@ -131,13 +144,9 @@ def _architecture(config: ModelConfig) -> Architecture:
 
 def _name(config: ModelConfig) -> str:
     """GGUF's name of the architecture. Raises CheckpointError."""
-    kind = {"MistralForCausalLM": "llama"}.get(config.architecture)
+    kind = {"MistralForCausalLM": "llama", "Qwen3_5ForCausalLM": "qwen35"}.get(config.architecture)
     kind = kind or config.architecture.removesuffix("ForCausalLM").lower()
-    written = [
-        name
-        for name, each in ARCHITECTURES.items()
-        if not (each.norms_added or FAMILIES[each.model_type].is_fused)
-    ]
+    written = [name for name, each in ARCHITECTURES.items() if each.is_written]
     if kind not in written or config.diffusion is not None:
         raise CheckpointError(
             f"a model of the kind {config.family.name} is not written as GGUF; {', '.join(written)} are"
@@ -150,6 +159,13 @@ def _name(config: ModelConfig) -> str:
             f"layers {sorted(config.layers_without_rope)} of {config.num_hidden_layers} have no RoPE, and a "
             f"GGUF file of the kind {kind} has none in every layer of {interval}: it would answer otherwise"
         )
+    if config.delta and (attending := config.layers_with_attention) != tuple(
+        range(attending[0], config.num_hidden_layers, attending[0] + 1)
+    ):
+        raise CheckpointError(
+            f"layers {[*attending]} of {config.num_hidden_layers} have attention, and a GGUF file of the "
+            f"kind {kind} has it in layers at one interval: it would answer otherwise"
+        )
     if len(config.masks.windows) > 1:
         raise CheckpointError(
             f"layers {sorted(config.layers_with_window)} of {config.num_hidden_layers} have a "
@@ -158,10 +174,12 @@ def _name(config: ModelConfig) -> str:
     return kind
 
 
-def _kind(tensor: Tensor, wanted: str) -> BlockType:
+def _kind(name: str, tensor: Tensor, wanted: str) -> BlockType:
     if len(tensor.shape) != 2:  # a vector, or the taps of a convolution
         return TYPES["F32"]
     kind = TYPES[wanted]
+    if name.endswith((DELTA["w_a"], DELTA["w_b"])):  # small, and each error counts at every later position
+        return TYPES["BF16"]
     return TYPES["BF16"] if tensor.shape[1] % kind.values else kind
 
 
@@ -188,7 +206,7 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
         "rope.freq_base": float(config.rope_theta),
         **_scaling(config),
         **_factors(config),
-        **({"shortconv.l_cache": config.conv_taps} if config.layers_with_conv else {}),
+        **_of_states(config),
         **({"attention.sliding_window": config.sliding_window} if config.sliding_window else {}),
         **_pooling(config),
     }
@@ -203,9 +221,29 @@ def _keys(checkpoint: Checkpoint, form: str) -> dict[str, Any]:
 
 
 def _kv_heads(config: ModelConfig) -> int | list[int]:
-    """One number for all layers; where some have a convolution, one for each layer, 0 for those."""
+    """One number for all layers; where some have a short convolution, one for each layer, 0 for those."""
     heads, conv = config.num_key_value_heads, config.layers_with_conv
-    return [heads * (layer not in conv) for layer in range(config.num_hidden_layers)] if conv else heads
+    if not conv or config.delta:
+        return heads
+    return [heads * (layer not in conv) for layer in range(config.num_hidden_layers)]
+
+
+def _of_states(config: ModelConfig) -> dict[str, Any]:
+    """The keys of layers without attention (llama.cpp, conversion/qwen.py and lfm2.py).
+    rope.dimension_sections share the pairs of a head out among time, height and width of images, which of
+    text are one position."""
+    if config.delta is None:
+        return {"shortconv.l_cache": config.conv_taps} if config.layers_with_conv else {}
+    heads, pairs = config.delta, config.rotary_dim // 2
+    return {
+        "ssm.conv_kernel": config.conv_taps,
+        "ssm.state_size": heads.key_dim,
+        "ssm.group_count": heads.keys,
+        "ssm.time_step_rank": heads.values,
+        "ssm.inner_size": heads.values * heads.value_dim,
+        "full_attention_interval": config.layers_with_attention[0] + 1,
+        "rope.dimension_sections": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0],
+    }
 
 
 def _scaling(config: ModelConfig) -> dict[str, Any]:
@@ -284,10 +322,12 @@ def _data(planned: PlannedTensor) -> Iterator[NDArray[Any]]:
 
     kind = planned.kind
     if kind.name == "F32":
-        yield widen(planned.parts[0].read()).reshape(planned.shape)
+        yield planned.in_file(widen(planned.parts[0].read()).reshape(planned.shape))
         return
     unit = planned.shape[0] // planned.heads if planned.heads else 1
     at_once = max(1, ROWS_AT_ONCE // unit) * unit
+    if planned.delta:  # whose rows may come from anywhere
+        at_once = planned.shape[0]
     for tensor, first in ((part, row) for part in planned.parts for row in range(0, part.shape[0], at_once)):
         values = widen(tensor.part(first, min(at_once, tensor.shape[0] - first)).read())
         if not np.isfinite(values).all():
@@ -298,5 +338,6 @@ def _data(planned: PlannedTensor) -> Iterator[NDArray[Any]]:
         if planned.heads:
             halves = values.reshape(-1, 2, unit // 2, values.shape[1])
             values = halves.swapaxes(1, 2).reshape(values.shape)
+        values = planned.in_file(values)
         with np.errstate(all="ignore"):
             yield gguf.quants.quantize(values, gguf.GGMLQuantizationType(kind.number)).view(np.uint8)

@@ -12,7 +12,7 @@ not depend on what stands beside it. Positions before the first one have zeros.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,20 +54,55 @@ class DeltaHeads(NamedTuple):
 
 class LayerStates(NamedTuple):
     """layers: those that keep rows of `width` elements, by number; empty if all layers have attention. reach:
-    the number of positions before its own whose rows a position reads."""
+    the number of positions before its own whose rows a position reads. every: the positions that have a row
+    together, of their last one."""
 
     layers: tuple[int, ...]
     width: int
     reach: int
+    every: int = 1
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> float:
         """Bytes of a position, in all layers."""
-        return len(self.layers) * self.width * bf16.itemsize
+        return len(self.layers) * self.width * bf16.itemsize / self.every
 
     def shape(self, positions: int) -> tuple[int, ...]:
-        """The shape of the rows of all layers: (layers, 1, positions, width), as of keys with one head."""
-        return len(self.layers), 1, positions, self.width
+        """The shape of the rows of all layers: (layers, 1, rows, width), as of keys with one head."""
+        return len(self.layers), 1, positions // self.every, self.width
+
+
+class StatePlan(Protocol):
+    """Which rows of states the rows of a step read and write."""
+
+    @property
+    def key(self) -> int:
+        """What calls that are recorded depend on."""
+
+    def for_rows(self, rows: NDArray[np.int64]) -> StatePlan:
+        """The plan of the end of a layer for some of the rows."""
+
+    def finish(self) -> None:
+        """Record that all layers have run."""
+
+
+class RowReads(NamedTuple):
+    """positions: in the pool, of the rows that each row of a step reads, its own last, int64 (rows, reach +
+    1). BEFORE_START stands for those that a sequence has not."""
+
+    positions: NDArray[np.int64]
+
+    @property
+    def key(self) -> int:
+        """One recording serves all."""
+        return 0
+
+    def for_rows(self, rows: NDArray[np.int64]) -> RowReads:
+        """The same of some of the rows."""
+        return RowReads(self.positions[rows])
+
+    def finish(self) -> None:
+        """Does nothing: rows are written where they stay."""
 
 
 def check_no_states(states: LayerStates, feature: str, what: str) -> None:

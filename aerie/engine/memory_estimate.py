@@ -130,7 +130,7 @@ def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices
     return MemoryEstimate(
         weights=buffers.weights + (devices - 1) * without_head.weights,
         activations=buffers.activations + (devices - 1) * without_head.activations,
-        kv_cache=devices * needs.positions * (layers * position_bytes + config.states.nbytes),
+        kv_cache=devices * int(needs.positions * (layers * position_bytes + config.states.nbytes)),
         rope_table=rope_rows * config.rotary_dim * bf16.itemsize,
         working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
     )

@@ -33,6 +33,7 @@ from aerie.engine.reranking import score_rows
 from aerie.engine.rope_tables import RopeTables, rope_tables
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.variant_set import LayerPrograms, VariantSet
+from aerie.engine.weights import HeadRows
 from aerie.kernel_builder.arguments import Argument, byte
 from aerie.kernel_builder.weight_blocks import BLOCK_ROWS, Bytes
 from aerie.multi_launch_builder import Program
@@ -107,11 +108,9 @@ class LoadedModel:
         return self.programs[self.config.weight_kinds.name(name, layer)]
 
     def record(self) -> Recording | None:
-        """A recording for calls that repeat. None if the runner cannot record, on several devices, where the
-        host adds sums between calls, and with linear attention, whose calls are as many as there are pages.
-        """
-        is_fixed = self.variant_set.devices == 1 and self.config.delta is None
-        return self.runner.record() if is_fixed else None
+        """A recording for calls that repeat. None if the runner cannot record, and on several devices, where
+        the host adds sums between calls."""
+        return self.runner.record() if self.variant_set.devices == 1 else None
 
     @property
     def runners(self) -> Sequence[ProgramRunner]:
@@ -329,7 +328,11 @@ def _fill(model: LoadedModel, program: Program, layer: int, statics: Mapping[str
 
 def _as_argument(static: Static, argument: Argument) -> Static:
     """What fills an argument: of a quantised tensor the blocks, where the argument has blocks."""
-    return static.pack_into if argument.dtype is byte and isinstance(static, QuantisedTensor) else static
+    return (
+        static.pack_into
+        if argument.dtype is byte and isinstance(static, QuantisedTensor | HeadRows)
+        else static
+    )
 
 
 def lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:

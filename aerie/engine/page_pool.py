@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
+from aerie.engine.delta_states import DeltaHistory
 from aerie.engine.embeddings import Token
 from aerie.engine.kv_cache import Layers
 from aerie.engine.layer_states import BEFORE_START, read_positions
@@ -47,7 +48,7 @@ class PagePool:
     first_key: hash of what the bits of keys and values depend on beside the tokens. swap_pages: pages behind
     the pool for sequences that are swapped out; `manager` does not count them. with_keys_before_rope: store
     each layer's keys before RoPE too, in `keys_before_rope`; else that is empty. Layers without attention
-    have no keys and values; `states` has a row of each of them for every position, (1, positions, width)
+    have no keys and values; `states` has a row of each of them for every position or page, (1, rows, width)
     (layer_states.py). window: the window of all layers, behind which pages are released; None if a layer has
     none, or if positions move.
     """
@@ -63,7 +64,8 @@ class PagePool:
         self.manager, self.swap, self.first_key = PageManager(pages), PageManager(swap_pages), first_key
         windows = config.masks.windows
         self.window = windows[0] if len(windows) == 1 and not with_keys_before_rope else None
-        positions = (pages + swap_pages) * PAGE_SIZE
+        self.config, self._pages = config, pages + swap_pages
+        positions = self._pages * PAGE_SIZE
         shape = (len(config.layers_with_attention), config.num_key_value_heads, positions, config.head_dim)
         self._arrays = [_zeros(shape) for _ in range(3 if with_keys_before_rope else 2)]
         self.layers: Layers = list(zip(*self._arrays[:2], strict=True))
@@ -95,9 +97,13 @@ class PagePool:
     def copy(self, page: int, target: int) -> None:
         """Copy a page, in all layers, to the page `target`."""
         for array in self._arrays:
-            array[:, :, target * PAGE_SIZE : (target + 1) * PAGE_SIZE] = array[
-                :, :, page * PAGE_SIZE : (page + 1) * PAGE_SIZE
-            ]
+            rows = array.shape[2] // self._pages
+            array[:, :, target * rows : (target + 1) * rows] = array[:, :, page * rows : (page + 1) * rows]
+
+    def positions_of_row(self, array: NDArray[Any]) -> int:
+        """How many positions have a row of one of the arrays together: 1, or those of a page. array: of a
+        layer, (heads, rows, elements)."""
+        return int(self._pages * PAGE_SIZE // array.shape[1])
 
     def root_key(self, more: bytes) -> bytes:
         """The first key of sequences whose keys and values depend on `more` too."""
@@ -127,7 +133,7 @@ def _zeros(shape: Sequence[int]) -> BF16Array:
 
 def page_bytes(config: ModelConfig) -> int:
     """Bytes of a page: keys and values, and what layers without attention keep."""
-    return kv_page_bytes(config) + PAGE_SIZE * config.states.nbytes
+    return kv_page_bytes(config) + int(PAGE_SIZE * config.states.nbytes)
 
 
 def kv_page_bytes(config: ModelConfig) -> int:
@@ -177,6 +183,16 @@ class PagedSequence:
         self._first_key = pool.first_key if key is None else pool.root_key(key)
         self._keys: list[bytes] = []
         self._reusable_length = self.dropped_tokens = self.gathered_length = self.first_held = 0
+        self.history: DeltaHistory | None = None
+
+    def start_history(self, pages: int) -> int:
+        """Go on with linear attention behind so many pages. Returns the number of their positions."""
+        config = self.pool.config
+        assert config.delta
+        self.history = DeltaHistory(len(config.states.layers), config.delta, config.conv_taps)
+        if pages:
+            self.history.start_behind(self.pages[pages - 1], pages * PAGE_SIZE, self.pool.states)
+        return pages * PAGE_SIZE
 
     @property
     def length(self) -> int:
@@ -325,6 +341,8 @@ class PagedSequence:
         self._release_beyond(length)
 
     def _forget_tokens(self, length: int) -> None:
+        if self.history:
+            self.history.forget_after(length)
         del self.token_ids[length:], self._keys[length // PAGE_SIZE :]
         self._reusable_length = min(self._reusable_length, length)
         self.gathered_length = min(self.gathered_length, length)
@@ -373,7 +391,7 @@ class PagedSequence:
         copy.dropped_tokens = self.dropped_tokens
         self.pool.manager.retain(self.held_pages)
         copy.pages, copy.token_ids, copy._keys = self.pages[:], self.token_ids[:], self._keys[:]
-        copy.first_held = self.first_held
+        copy.first_held, copy.history = self.first_held, self.history and self.history.copy()
         return copy
 
     def swap_out(self) -> SwappedSequence:
@@ -382,6 +400,7 @@ class PagedSequence:
         swap_pages = self.pool.swap.allocate(len(pages))
         for page, swap_page in zip(pages, swap_pages, strict=True):
             self.pool.copy(page, self.pool.manager.page_count + swap_page)
+        history, self.history = self.history, None  # what is released forgets its rows
         return SwappedSequence(
             self.pool,
             self.token_ids[:],
@@ -389,10 +408,12 @@ class PagedSequence:
             self.reusable_length,
             self.dropped_tokens,
             self.first_held,
+            history,
         )
 
     def release(self) -> None:
         """Release all pages. Full pages stay in the prefix cache until they are allocated again."""
+        self.history = None
         self.truncate(0)
 
 
@@ -410,6 +431,7 @@ class SwappedSequence(NamedTuple):
     reusable_length: int
     dropped_tokens: int
     first_held: int
+    history: DeltaHistory | None = None
 
     def start(self, sequence: PagedSequence) -> None:
         """Let an empty sequence hold the positions that need not be copied: those behind the window, or
@@ -428,7 +450,7 @@ class SwappedSequence(NamedTuple):
             self.pool.copy(swap_page, sequence.pages[number])
         sequence.advance(self.token_ids[sequence.length : self.reusable_length])
         sequence.advance(self.token_ids[sequence.length :], reusable=False)
-        sequence.dropped_tokens = self.dropped_tokens
+        sequence.dropped_tokens, sequence.history = self.dropped_tokens, self.history
         self.release()
 
     def release(self) -> None:

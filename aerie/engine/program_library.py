@@ -34,7 +34,6 @@ from aerie.engine.programs import (
     layers_of,
     program_flops,
 )
-from aerie.engine.quantised import QUANTISERS
 from aerie.engine.reporter import OnProgress, Reporter
 from aerie.engine.tensor_parallel import part_config
 from aerie.engine.variant_set import GUIDE, MAX_TAIL_ROWS, ROWS, VariantSet
@@ -135,11 +134,6 @@ class RuntimeOptions:
             raise UserError(
                 f"--seq-len (SEQ_LEN) asks for programs of {self.seq_len} tokens, and linear attention has "
                 "programs of rows alone, which go on from a state in pages: leave it out"
-            )
-        if self.weights in QUANTISERS:
-            raise UserError(
-                f"--weights (WEIGHTS) is {self.weights!r}, and linear attention has no programs of weights "
-                "in blocks: leave it out, for bf16"
             )
         return self._variant_set(config)
 

@@ -136,7 +136,8 @@ def kv_buffer_name(slot: str, layer: int, name: str) -> str:
 
 
 def _place(program: ProgramInfo, argument: Argument, layer: int, slot: str) -> str:
-    """A buffer's name. A layer's `x_next` is the next layer's `x`: they alternate from layer to layer."""
+    """A buffer's name. A layer's `x_next` is the next layer's `x`: they alternate from layer to layer. A
+    state and what the delta rule makes of it have one buffer: a core reads its part before it writes that."""
     stage = f"AR-{program.rows}"
     if argument.role is Role.WEIGHT:
         return f"head.{argument.name}" if program.kind in HEADS else f"L{layer}.{argument.name}"
@@ -146,6 +147,7 @@ def _place(program: ProgramInfo, argument: Argument, layer: int, slot: str) -> s
         return f"{program.name}.{argument.name}"
     parity = {"x": layer % 2, "x_next": (layer + 1) % 2}
     name = f"x{parity[argument.name]}" if argument.name in parity else argument.name
+    name = "state" if name == "state_out" else name
     return f"{stage}.{name}"
 
 

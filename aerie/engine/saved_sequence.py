@@ -91,7 +91,8 @@ def save_sequence(
     def load(name: str) -> NDArray[Any]:
         if name == TOKENS:
             return np.array(sequence.token_ids, np.int64)
-        return np.pad(arrays[name][:, positions], ((0, 0), (first, 0), (0, 0)))
+        array = arrays[name]
+        return np.pad(array[:, _rows(array, sequence.pool, positions)], ((0, 0), (first, 0), (0, 0)))
 
     counts = dict(zip(COUNTS, (str(sequence.reusable_length), str(sequence.dropped_tokens)), strict=True))
     counts |= {BEHIND: str(first)} if first else {}
@@ -192,11 +193,13 @@ class SequenceFile:
             )
 
     def check(self, names: ArraysByName) -> None:
-        """Raises UserError unless the file has all of these arrays, each (heads, positions, elements) with
-        one position for each token."""
+        """Raises UserError unless the file has all of these arrays of a pool, each (heads, rows, elements)
+        with one row for each token, or for each full page."""
+        capacity = max((array.shape[1] for array in names.values()), default=0)
         for name, array in names.items():
-            (heads, _, head_dim), (dtype, shape) = array.shape, self.arrays.dtype_and_shape(name)
-            if (dtype, shape) != ("U16", expected := (heads, len(self.token_ids), head_dim)):
+            (heads, rows, head_dim), (dtype, shape) = array.shape, self.arrays.dtype_and_shape(name)
+            count = len(self.token_ids) // (capacity // rows)
+            if (dtype, shape) != ("U16", expected := (heads, count, head_dim)):
                 raise self._wrong(name, dtype, shape, f"U16 {expected}")
 
     def check_window(self, window: int | None) -> None:
@@ -224,7 +227,9 @@ class SequenceFile:
         first = sequence.length
         positions = sequence.pool_positions(first, count - first)
         for name, array in _bits(sequence.pool).items():
-            array[:, positions] = self.arrays[name][:, first:count]
+            rows = _rows(array, sequence.pool, positions)
+            stop = count // sequence.pool.positions_of_row(array)
+            array[:, rows] = self.arrays[name][:, stop - len(rows) : stop]
 
     def _count(self, name: str) -> int:
         text = self._about.get(name, "")
@@ -292,6 +297,13 @@ def _bits(pool: PagePool) -> Arrays:
         for kind, arrays in arrays_by_kind.items()
         for layer, array in enumerate(arrays)
     }
+
+
+def _rows(array: NDArray[Any], pool: PagePool, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows of an array that these positions in the pool have, of a sequence from the start of a page on:
+    one for each, or for the last of each full page."""
+    every = pool.positions_of_row(array)
+    return positions[every - 1 :: every] // every
 
 
 def write_arrays(path: Path, arrays: ArraysByName, about: Provenance) -> None:

@@ -17,20 +17,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.errors import WeightsError
 from aerie.engine.layer_states import DeltaHeads
-from aerie.engine.model_family import FUSED
+from aerie.engine.model_family import DELTA, FUSED
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.pooling import SCORE_ROWS
 from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
 from aerie.engine.text_part import text_tensors
 from aerie.engine.weight_files import WeightFiles, find_tensors
-from aerie.kernel_builder.weight_blocks import BF16
-from aerie.multi_launch_builder.weight_kinds import WeightKinds
+from aerie.kernel_builder.weight_blocks import BF16, Bytes
+from aerie.multi_launch_builder.weight_kinds import OF_SOME, WeightKinds
 from aerie.runtime.memory import format_bytes, format_file_bytes
 
 MODEL_PARTS = ("model.", "lm_head.")
@@ -44,6 +45,8 @@ EMBED = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
 
+WHOLE_QUERY = "wqg"
+"""Queries and their gates in one; programs take them apart (`wq` and `wg`)."""
 CONV_PROJECTIONS = ("w_conv_b", "w_conv_c", "w_conv_x")
 """The projections of a short convolution, which files always have as one."""
 
@@ -165,7 +168,7 @@ class Weights:
         self._tensors = {
             name: as_kind(
                 replace(tensors[name], rounding=self.rounding),
-                "q8" if (name, kind) == (head, "q4") else kind,
+                _wanted(name, kind, head),
             )
             for name in expected
         }
@@ -177,18 +180,19 @@ class Weights:
         """The tensors of block `layer`, by the names of the programs' arguments."""
         names = self._config.layer_tensors(layer)
         found = {field: self._tensors[in_layer(layer, tensor)] for field, tensor in names.items()}
-        found |= {name: _taps_first(found[name]) for name in ("w_conv",) if name in found}
         return found | self._made_of(found)
 
     def _made_of(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Weights that are made of several tensors, or of a part of each head."""
+        """Weights that are made of several tensors, of a part of each head, or turned."""
         config = self._config
-        if "wqg" in found:
-            query, gate = (HeadRows(found["wqg"], config.head_dim, number, 2) for number in range(2))
+        taps = {"w_conv": TapsFirst(found["w_conv"])} if "w_conv" in found else {}
+        if WHOLE_QUERY in found:
+            query, gate = (HeadRows(found[WHOLE_QUERY], config.head_dim, number, 2) for number in range(2))
             return {"wq": query, "wg": gate}
         if "w_a" in found:
-            return {"w_ab": StackedRows((found["w_a"], found["w_b"]), config.shape.delta_gates_width)}
-        return {}
+            gates = StackedRows((found["w_a"], found["w_b"]), config.shape.delta_gates_width)
+            return taps | {"w_ab": gates}
+        return taps
 
     @property
     def delta_gates(self) -> dict[int, tuple[BF16Array, BF16Array]]:
@@ -201,13 +205,10 @@ class Weights:
     @property
     def kinds(self) -> WeightKinds:
         """What its matrices are on the device."""
-        if self._config.delta:  # of which no program has weights in blocks
-            return WeightKinds((), self.lm_head.kind)
-        layers = tuple(
-            tuple((field, tensor.kind) for field, tensor in self.layer(layer).items() if tensor.kind != BF16)
-            for layer in range(self._config.num_hidden_layers)
-        )
-        return WeightKinds(layers if any(layers) else (), self.lm_head.kind)
+        layers = [self.layer(layer) for layer in range(self._config.num_hidden_layers)]
+        is_bf16 = all(tensor.kind == BF16 for tensors in layers for tensor in tensors.values())
+        kinds = () if is_bf16 else tuple(map(_kinds_of, layers))
+        return WeightKinds(kinds, self.lm_head.kind)
 
     @property
     def embed_table(self) -> Rows:
@@ -253,15 +254,33 @@ class Weights:
         return reading_ahead(self.files)
 
 
+def _wanted(name: str, kind: str, head: str) -> str:
+    """The kind of a tensor where `kind` is asked for: an LM head has 8 bits rather than 4. What decays and
+    rates are made of is small, and stays bf16: an error there counts at every later position."""
+    if name.endswith((DELTA["w_a"], DELTA["w_b"])):
+        return BF16
+    return "q8" if (name, kind) == (head, "q4") else kind
+
+
+def _kinds_of(layer: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The kinds of a layer's matrices, as WeightKinds has them."""
+    kinds = {field: tensor.kind for field, tensor in layer.items() if field != WHOLE_QUERY}
+    return tuple((field, kind) for field, kind in kinds.items() if kind != BF16 or field in OF_SOME)
+
+
 class HeadRows(NamedTuple):
     """Rows of each head of a matrix whose heads have several parts: part `number` of `parts`, of `size` rows.
-    Fills an array of all heads' rows."""
+    Fills an array of all heads' rows, or of their blocks."""
 
     tensor: Tensor
     size: int
     number: int
     parts: int
-    kind: str = BF16
+
+    @property
+    def kind(self) -> str:
+        """That of the whole matrix."""
+        return self.tensor.kind
 
     def read(self) -> BF16Array:
         """All of it, in an array of its own."""
@@ -271,8 +290,39 @@ class HeadRows(NamedTuple):
         return out
 
     def __call__(self, out: BF16Array) -> None:
-        for head, rows in enumerate(np.split(out, len(out) // self.size)):
-            self.tensor.part((head * self.parts + self.number) * self.size, self.size)(rows)
+        for part, rows in self._parts(out):
+            part(rows)
+
+    def pack_into(self, out: Bytes) -> None:
+        """Fill `out`, uint8 (block rows, block columns, bytes), with these rows in blocks. `size` is a
+        multiple of BLOCK_ROWS."""
+        for part, rows in self._parts(out):
+            assert isinstance(part, QuantisedTensor)
+            part.pack_into(rows)
+
+    def _parts(self, out: NDArray[Any]) -> Iterator[tuple[Tensor, NDArray[Any]]]:
+        """The rows of each head, and their place in `out`."""
+        for head, rows in enumerate(np.split(out, self.tensor.shape[0] // self.parts // self.size)):
+            yield self.tensor.part((head * self.parts + self.number) * self.size, self.size), rows
+
+
+class TapsFirst(NamedTuple):
+    """The taps of a convolution, (columns, 1, taps) in the file, as (taps, columns)."""
+
+    tensor: Tensor
+    kind: str = BF16
+
+    @property
+    def name(self) -> str:
+        """That of the tensor."""
+        return self.tensor.name
+
+    def read(self) -> BF16Array:
+        """All of it, in an array of its own."""
+        return np.ascontiguousarray(self.tensor.read()[:, 0].T)
+
+    def __call__(self, out: BF16Array) -> None:
+        out[...] = self.tensor.read()[:, 0].T
 
 
 class StackedRows(NamedTuple):
@@ -294,11 +344,6 @@ class StackedRows(NamedTuple):
             tensor(out[first : first + tensor.shape[0]])
             first += tensor.shape[0]
         out[first:] = 0
-
-
-def _taps_first(taps: Tensor) -> Tensor:
-    """The taps of a convolution, (columns, 1, taps) in the file, as (taps, columns)."""
-    return replace(taps, shape=(taps.shape[0], taps.shape[-1])).transposed()
 
 
 def _size_note(folder: Path, tensors: Iterable[Tensor]) -> str:

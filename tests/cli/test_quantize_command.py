@@ -33,6 +33,20 @@ TEXTS = ("Hello  World 123's\n\n é", "<|eos|>", "naïve 日本語 🙂\t\tx")
 OURS = {"q4_1": "q4", "q8_0": "q8", "bf16": "bf16"}
 
 
+QWEN35 = {
+    "family": "Qwen3_5",
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "pad_token_id": 0,
+}
+"""Four heads of values for each of keys, which files have in another order."""
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """Checkpoints of each architecture that is written, with the rules of RoPE."""
@@ -66,10 +80,11 @@ def checkpoints(tmp_path_factory):
             block_auto_adjust_ff_dim=False,
             pad_token_id=0,
         ),
+        "qwen35": write_checkpoint(folder / "qwen35", **QWEN35),
     }
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "granite", "lfm2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "granite", "lfm2", "qwen35"])
 @pytest.mark.parametrize("form", file_writer.FORMATS)
 def test_a_file_is_the_model(name, form, checkpoints, tmp_path):
     """Config, tokens and weights are those of the checkpoint; in the formats that load quantises to, bit by
@@ -87,7 +102,8 @@ def test_a_file_is_the_model(name, form, checkpoints, tmp_path):
         kinds.add(other.dtype)
         if form in OURS or tensor.kind != "q4":
             np.testing.assert_array_equal(tensor.read().view(np.uint16), other.read().view(np.uint16))
-    assert kinds == {"F32", file_writer.FORMATS[form].head, form.upper()}
+    small = {"BF16"} if name == "qwen35" else set()  # what decays and rates are made of
+    assert kinds == {"F32", file_writer.FORMATS[form].head, form.upper(), *small}
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -160,7 +176,7 @@ def test_models_that_are_not_written(checkpoints, tmp_path, monkeypatch):
     refused(CheckpointError, r"is quantised already \(Q8_0\); quantising it again would lose more", written)
     refused(
         CheckpointError,
-        "is not written as GGUF; llama, granite, lfm2, olmo2, qwen2, qwen3, smollm3 are",
+        "is not written as GGUF; llama, granite, lfm2, olmo2, qwen2, qwen3, qwen35, smollm3 are",
         BUILT_IN_MODELS["demo-diffusion"],
     )
     turned = shutil.copytree(checkpoints["qwen3"], tmp_path / "turned")
@@ -175,6 +191,12 @@ def test_models_that_are_not_written(checkpoints, tmp_path, monkeypatch):
         CheckpointError,
         r"layers \[1, 3\] of 4 have no RoPE, and a GGUF file of the kind smollm3 has none in",
         other,
+    )
+    kinds = ["full_attention", "linear_attention", "full_attention"]
+    refused(
+        CheckpointError,
+        r"layers \[0, 2\] of 3 have attention, and a GGUF file of the kind qwen35 has it in layers at one",
+        write_checkpoint(tmp_path / "qwen35", **QWEN35 | {"layer_types": kinds}),
     )
     mixed = shutil.copytree(checkpoints["qwen3"], tmp_path / "mixed")
     layers = json.loads((mixed / "config.json").read_text())["num_hidden_layers"]

@@ -36,8 +36,18 @@ def softmax(logits):
     return powers / powers.sum(-1, keepdims=True)
 
 
+def off(logits, exact):
+    """How far the direction of the worst row is from that of the exact one: 1 - the cosine between them."""
+    lengths = np.linalg.norm(logits, axis=-1) * np.linalg.norm(exact, axis=-1)
+    return 1 - ((logits * exact).sum(-1) / lengths).min()
+
+
 def check(model, folder, prompt_tokens, fed_tokens):
-    """Prefill and decode apart: our mean distance from float32 is at most 1.15 times that of their bf16."""
+    """Prefill and decode apart: our mean distance from float32 is at most 1.15 times that of their bf16.
+
+    No row's direction is off by more than 0.001, or than 1.15 times the most of their rows: with linear
+    attention their bf16 has rows that are off by 0.006, and ours then is as far off, mostly in the same row.
+    """
     tokens = random_tokens(model, prompt_tokens + fed_tokens)
     ours = our_logits(model, tokens[:prompt_tokens], tokens[prompt_tokens:])
     exact, theirs = (their_logits(folder, dtype, tokens) for dtype in ("float32", "bfloat16"))
@@ -45,7 +55,6 @@ def check(model, folder, prompt_tokens, fed_tokens):
     for part in (slice(prompt_tokens), slice(prompt_tokens, None)):
         error, allowed = (np.abs(logits[part] - exact[part]).mean() for logits in (ours, theirs))
         assert error < 1.15 * allowed
-    cosine = (ours * exact).sum(-1) / np.linalg.norm(ours, axis=-1) / np.linalg.norm(exact, axis=-1)
-    assert cosine.min() > 0.999
+    assert off(ours, exact) < max(0.001, 1.15 * off(theirs, exact))
     p, q = softmax(exact), softmax(ours)
     assert (p * np.log(p / q)).sum(-1).max() < 0.05

@@ -105,6 +105,8 @@ def sharpen(model) -> None:
                 weight.add_(0.1 * torch.randn_like(weight))
             elif "embed" in name or "lm_head" in name:
                 weight.copy_(0.2 * torch.randn_like(weight))
+            elif weight.ndim == 3:  # a convolution, of which each column has its taps
+                weight.copy_(1.5 * weight.shape[2] ** -0.5 * torch.randn_like(weight))
             else:
                 weight.mul_(1.5 * weight.shape[1] ** -0.5 / 0.02)
 

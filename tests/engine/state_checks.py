@@ -90,6 +90,13 @@ def check_prefix(family: Family, text: list[int]) -> None:
     assert longer.cached_tokens == 2 * PAGE_SIZE
 
 
+def copy_page(array: Any, page: int, pages: int, to: Any, target: int, to_pages: int) -> None:
+    """Between pools of so many pages."""
+    rows = array.shape[2] // pages
+    assert to.shape[2] == rows * to_pages
+    to[:, :, target * rows : (target + 1) * rows] = array[:, :, page * rows : (page + 1) * rows]
+
+
 def check_saved(session: Session, tokens: list[int], folder: Path) -> None:
     """tokens: 80. Restored in other pages, the sequence goes on with the same bits. folder: a new one."""
     model = session.model
@@ -101,8 +108,8 @@ def check_saved(session: Session, tokens: list[int], folder: Path) -> None:
     PagedSequence(pool).reserve(1)  # so that pages are others
     restored, _ = restore_sequence(pool, folder, {"made by": "this"}, session.grammar_compiler)
     other = model.new_cache(80)
-    at, to = restored.pool_positions(0, 70), other.pool_positions(0, 70)
-    for ours, theirs in zip(pool._arrays, other.pool._arrays, strict=True):
-        theirs[:, :, to] = ours[:, :, at]
+    for page, target in zip(restored.pages, other.pages, strict=False):
+        for ours, theirs in zip(pool._arrays, other.pool._arrays, strict=True):
+            copy_page(ours, page, 4, theirs, target, len(other.pages))
     other.advance(tokens[:70])
     assert [decode_step(model, token, other).tobytes() for token in tokens[70:]] == expected

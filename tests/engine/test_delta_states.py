@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,15 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.delta_states import DeltaStates, decays_and_rates, delta_states
+from aerie.engine.delta_states import NOT_A_PAGE, DeltaHistory, GateFactors, decays_and_rates, plan_delta
 from aerie.engine.errors import ConfigError
-from aerie.engine.layer_states import BEFORE_START, DeltaHeads
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.numerics import bf16
 from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_manager import PAGE_SIZE
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session
-from aerie.kernel_builder.delta_rows import state_shape
 from aerie.runtime import select_backend
 from tests.engine.scheduling import Family, session_of
 from tests.engine.state_checks import (
@@ -33,6 +33,7 @@ from tests.engine.state_checks import (
     check_taken_back,
 )
 from tests.engine.test_drawn_schedules import check as check_drawn_schedules
+from tests.engine.test_quantised_model import in_bf16, open_session, passes
 
 QWEN = {
     "family": "Qwen3_5",
@@ -51,7 +52,7 @@ QWEN = {
 
 @pytest.fixture(scope="module")
 def folder(make_checkpoint: Callable[..., Path]) -> Path:
-    return make_checkpoint(seed=7, **QWEN)
+    return make_checkpoint(seed=8, **QWEN)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +76,6 @@ def test_logits_are_those_of_transformers(against: Any, folder: Path, session: S
             {"seq_len": 64},
             "--seq-len (SEQ_LEN) asks for programs of 64 tokens, and linear attention has programs of rows "
             "alone, which go on from a state in pages: leave it out",
-        ),
-        (
-            {"weights": "q4"},
-            "--weights (WEIGHTS) is 'q4', and linear attention has no programs of weights in blocks: leave "
-            "it out, for bf16",
         ),
         (
             {"context_end": "shift"},
@@ -111,23 +107,33 @@ def test_a_wide_value_that_the_output_projection_has_not(make_checkpoint: Callab
         prepare_runtime(open_checkpoint(folder), chosen, Reporter())
 
 
-def test_the_state_of_a_page_comes_back_from_its_rows() -> None:
-    """And the rows of a call are cut at the ends of pages."""
-    heads = DeltaHeads(1, 2, 16, 32)
-    layers = delta_states((0,), heads)
-    states = DeltaStates([np.zeros((1, 3 * PAGE_SIZE, layers.width), bf16)], heads, 4)
-    at = np.arange(PAGE_SIZE - 1, PAGE_SIZE + 2)[:, None] + np.arange(-PAGE_SIZE, 1)
-    states.set_positions(np.where(at < 0, BEFORE_START, at + PAGE_SIZE))
-    first, second = states.runs
-    assert first == (0, 1, 1, PAGE_SIZE - 1, BEFORE_START)
-    assert second == (1, 3, 2, 0, 1)
-    assert not states.state_before(0, first).any()
-    state = np.random.default_rng(0).standard_normal(state_shape(2, 16, 32)).astype(np.float32)
-    states.store_state(0, second, 2 * state)  # which is not at the end of its page
-    states.store_state(0, first, state)
-    assert states.state_before(0, second).tobytes() == state.tobytes()
-    with pytest.raises(IndexError, match=r"positions 0..192 in a pool of 192"):
-        states.set_positions(np.full((1, PAGE_SIZE + 1), 192) * (np.arange(PAGE_SIZE + 1) > 0))
+def test_a_step_is_cut_into_runs() -> None:
+    """At the ends of pages, of programs, and of the tokens that stay; from the state on, over rows that are
+    held."""
+    history = DeltaHistory(1, DeltaHeads(1, 2, 16, 32), 4)
+    history.state_at, history.stop = 60, 64
+    sequence: Any = SimpleNamespace(pages=[3, 1, 2], history=history)
+    plan = plan_delta([(sequence, range(62, 80), 66)], 8)
+    cuts = [(run.first, run.stop, run.is_first, run.is_kept, run.page) for run in plan.runs]
+    assert cuts == [
+        (60, 64, True, False, 3),
+        (64, 66, False, True, NOT_A_PAGE),
+        (66, 74, False, False, NOT_A_PAGE),
+        (74, 80, False, False, NOT_A_PAGE),
+    ]
+    assert not history.can_go_on_at(66)  # before all layers have run
+    plan.finish()
+    going = [at for at in range(85) if history.can_go_on_at(at)]
+    assert going == [*range(66, 81)]
+    history.forget_after(70)
+    assert not history.can_go_on_at(71)
+    copy = history.copy()
+    assert copy.can_go_on_at(70)
+    copy.states[...] = copy.rows[...] = 1
+    assert not history.states.any()
+    assert not history.rows.any()
+    history.state_at, history.stop = 64, 128  # by whose last row that of position 63 is replaced
+    assert [at for at in (64, 66, 67, 128) if history.can_go_on_at(at)] == [67, 128]
 
 
 def test_decays_and_rates_are_those_of_transformers() -> None:
@@ -135,13 +141,26 @@ def test_decays_and_rates_are_those_of_transformers() -> None:
     torch = pytest.importorskip("torch")
     given = np.array([[0.5, -200, 90, 1, -120, 3, 7, 7]], np.float32).astype(bf16)
     a_log, dt_bias = np.array([0.3, -2, 1], bf16), np.array([1, 0.5, -1], bf16)
-    found = decays_and_rates(given, 3, a_log, dt_bias)[0]
+    found = decays_and_rates(given, GateFactors.of_layer(a_log, dt_bias))[0]
     a, b, log, bias = (
         torch.from_numpy(x.astype(np.float32)) for x in (given[0, :3], given[0, 3:6], a_log, dt_bias)
     )
     decay = (-log.exp() * torch.nn.functional.softplus(a + bias)).exp()
     np.testing.assert_allclose(found[:, 0], decay.numpy(), rtol=1e-6, atol=1e-30)
     assert found[:, 1].tolist() == b.bfloat16().sigmoid().float().tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["q4", "q8"])
+def test_weights_in_blocks_give_the_bits_of_bf16(folder: Path, kind: str) -> None:
+    """Queries and their gates, of each head one part of a matrix, too. Decays and rates stay bf16."""
+    checkpoint = open_checkpoint(folder, kind)
+    found, plain = (
+        open_session(each, variants="8x512", decode="rows") for each in (checkpoint, in_bf16(checkpoint))
+    )
+    kinds = {f"rms_gemms_rope_ar8_{kind}", f"rms_gemms_delta_ar8_{kind}_{kind}_bf16", f"o_ffn_ar8_{kind}"}
+    assert kinds <= set(found.model.programs)
+    assert passes(found) == passes(plain)
 
 
 def test_a_prompt_in_parts_has_the_bits_of_the_whole(against: Any, session: Session) -> None:

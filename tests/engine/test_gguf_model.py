@@ -65,6 +65,17 @@ SOURCES = {
     "mistral": {"family": "Mistral", "sliding_window": None, "rope_parameters": PLAIN},
     "qwen2": {"family": "Qwen2", "rope_parameters": PLAIN},
     "qwen3": {"family": "Qwen3", "rope_parameters": PLAIN, "head_dim": 96, "rms_norm_eps": 1e-6},
+    "qwen35": {
+        "family": "Qwen3_5",
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5},
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 8,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "pad_token_id": 0,
+    },
     "smollm3": {"family": "SmolLM3", "rope_parameters": PLAIN, "num_hidden_layers": 4, "pad_token_id": 0},
 }
 
@@ -82,15 +93,18 @@ def llama(make_checkpoint):
 def same_weights(one, other):
     config = load_config(one)
     ours, theirs = (open_weights(each) for each in (one, other))
-    pairs = [(ours.embed_table.table, theirs.embed_table.table), (ours.final_norm, theirs.final_norm)]
-    pairs.append((ours.lm_head, theirs.lm_head))
+    pairs = {
+        "embeddings": (ours.embed_table.table, theirs.embed_table.table),
+        "norm": (ours.final_norm, theirs.final_norm),
+        "LM head": (ours.lm_head, theirs.lm_head),
+    }
     for layer in range(config.num_hidden_layers):
         mine, others = ours.layer(layer), theirs.layer(layer)
         assert mine.keys() == others.keys()
-        pairs += [(mine[name], others[name]) for name in mine]
-    for mine, others in pairs:
+        pairs |= {f"{layer} {name}": (mine[name], others[name]) for name in mine}
+    for name, (mine, others) in pairs.items():
         np.testing.assert_array_equal(
-            mine.read().view(np.uint16), others.read().view(np.uint16), err_msg=mine.name
+            mine.read().view(np.uint16), others.read().view(np.uint16), err_msg=name
         )
 
 
@@ -112,7 +126,7 @@ def test_config_weights_and_logits_are_those_of_the_source(source, kind, tmp_pat
         "layers_with_window": frozenset(),
     }
     assert replace(config, **same) == replace(theirs, **same)
-    assert config.family is FAMILIES[source.architecture]
+    assert config.family is FAMILIES[{"qwen35": "qwen3_5_text"}.get(source.architecture, source.architecture)]
     assert set(theirs.eos_token_ids) <= set(config.eos_token_ids)
     same_weights(path, source.folder)
     np.testing.assert_array_equal(
@@ -435,7 +449,7 @@ def test_files_that_are_no_models(architecture, llama, tmp_path, monkeypatch):
         "clip": "it is the projector of images of a model, and no model: give the model's own file",
         "controlvector": "it is a control vector, and no model",
         "": "there is no general.architecture; of GGUF files llama, gemma3, granite, lfm2, olmo2, phi3, "
-        "qwen2, qwen3 and smollm3 are run",
+        "qwen2, qwen3, qwen35 and smollm3 are run",
     }
     with pytest.raises(CheckpointError, match=wanted[architecture]):
         load_config(path)
@@ -556,6 +570,17 @@ def test_convolutions_whose_heads_are_not_said(make_checkpoint, tmp_path, counts
         CheckpointError, match=r"head_count_kv is \[.*\]: it must be 0 for each layer with a conv"
     ):
         load_config(path)
+
+
+def test_linear_attention_that_does_not_fit(make_checkpoint, tmp_path):
+    given = Source(make_checkpoint(**SOURCES["qwen35"]))
+    width = {"qwen35.ssm.inner_size": 255}
+    path = gguf_files.write(tmp_path / "width.gguf", given, matrices_in(Type.BF16), keys=width)
+    with pytest.raises(CheckpointError, match=r"inner_size is 255: it must be a multiple of the 8 heads"):
+        load_config(path)
+    path = gguf_files.write(tmp_path / "decays.gguf", given, lambda _: Type.BF16)
+    with pytest.raises(CheckpointError, match=r"blk.0.ssm_a in .* is BF16, and decays are read as F32 alone"):
+        open_checkpoint(path)
 
 
 def test_a_file_of_olmo_2_with_a_window_is_olmo_3(make_checkpoint, tmp_path):

@@ -22,6 +22,9 @@ class Passing:
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)
 
+    def shared_array(self, name, argument):
+        return self.inner.shared_array(name, argument)
+
     def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
         return self.inner.run(
             program, bo_key=bo_key, outputs=outputs, copy=copy, on_device=on_device, **arrays

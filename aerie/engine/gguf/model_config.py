@@ -42,6 +42,9 @@ REFUSED = {
 """MetadataReader of models that are not run, unless they are absent or 0."""
 
 GEMMA3_27B_LAYERS = 62
+DELTA_INTERVAL = 4
+"""Every layer whose number, from 1 on, is a multiple of it has full attention beside linear one, where a file
+does not say it (src/models/qwen35.cpp)."""
 EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """MetadataReader of the tokens that end an answer, after `tokenizer.ggml.`."""
 EOS_TEXTS = (
@@ -143,7 +146,8 @@ def config_entries(model: GGUFModel) -> dict[str, Any]:
 def _kv_heads(keys: MetadataReader, architecture: str, heads: int) -> int:
     """The key/value heads of layers with attention; files have 0 for layers with a convolution."""
     given = keys.get("attention.head_count_kv")
-    if not FAMILIES[architecture].conv_tensors or not isinstance(given, list):
+    family = FAMILIES[architecture]
+    if not family.conv_tensors or not isinstance(given, list):
         return keys.positive_int("attention.head_count_kv", heads)
     counts = {count for count in given if isinstance(count, bool) or count != 0}
     if len(counts) != 1 or not all(type(count) is int and count > 0 for count in counts):
@@ -157,12 +161,32 @@ def _kv_heads(keys: MetadataReader, architecture: str, heads: int) -> int:
 
 def _convolutions(keys: MetadataReader, architecture: str) -> dict[str, Any]:
     """The kinds of layers of a family with convolutions, and its FFN's width as it is."""
+    if FAMILIES[architecture].has_delta:
+        return _linear_attention(keys)
     if not FAMILIES[architecture].conv_tensors:
         return {}
     given = keys.get("attention.head_count_kv")
     kinds = ["full_attention" if count else "conv" for count in given] if isinstance(given, list) else []
     taps = {"conv_L_cache": keys.positive_int("shortconv.l_cache")} if "conv" in kinds else {}
     return {"block_auto_adjust_ff_dim": False, **({"layer_types": kinds} if kinds else {}), **taps}
+
+
+def _linear_attention(keys: MetadataReader) -> dict[str, Any]:
+    """The sizes of linear attention, and which layers have it."""
+    heads, width = keys.positive_int("ssm.time_step_rank"), keys.positive_int("ssm.inner_size")
+    if width % heads:
+        raise keys.fail(
+            "ssm.inner_size",
+            f"it must be a multiple of the {heads} heads (ssm.time_step_rank): fetch the file again",
+        )
+    return {
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": width // heads,
+        "linear_num_key_heads": keys.positive_int("ssm.group_count"),
+        "linear_key_head_dim": keys.positive_int("ssm.state_size"),
+        "linear_conv_kernel_dim": keys.positive_int("ssm.conv_kernel"),
+        "full_attention_interval": keys.positive_int("full_attention_interval", DELTA_INTERVAL),
+    }
 
 
 def _attention_scale(keys: MetadataReader, architecture: str, head_dim: int) -> dict[str, float]:

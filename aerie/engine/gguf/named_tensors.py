@@ -11,16 +11,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from aerie.engine.gguf.architectures import ARCHITECTURES, ROPE_TENSORS, Architecture
+from aerie.engine.gguf.architectures import (
+    ARCHITECTURES,
+    ROPE_TENSORS,
+    VECTORS_OF_DELTA,
+    Architecture,
+)
 from aerie.engine.gguf.block_groups import quantised_block_tensor
 from aerie.engine.gguf.block_tensors import BlockTensor
 from aerie.engine.gguf.container import GGUFError, TensorEntry, short
+from aerie.engine.gguf.linear_attention import delta_tensor
 from aerie.engine.gguf.model_files import GGUFModel
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.tensors import DTYPES, Tensor
 
 IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+|shortconv\.\w+)\.(weight|bias)")
 TAPS = "shortconv.conv"
 """The taps of a convolution: (columns, taps) in files, and (columns, 1, taps) in transformers."""
+TAPS_OF_DELTA = "conv1d"
 PERMUTED = ("attn_q", "attn_k")
 IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd|blk\.\d+\.rope_freqs\.weight")
 """Tables of RoPE in older files, which follow from the metadata."""
@@ -46,17 +54,48 @@ def named_tensors(model: GGUFModel, config: Mapping[str, Any]) -> dict[str, Tens
         head_dim,
         config["intermediate_size"],
     )
+    heads = _delta_heads(config)
     for name, entry in model.tensors.items():
         if name in ROPE_TENSORS or IGNORED.fullmatch(name):
             continue
+        if heads and (of_delta := _of_delta(name, entry, architecture, heads)):
+            found[of_delta[0]] = of_delta[1]
+            continue
         for called, tensor in _named(name, entry, architecture, sizes, model.tensors):
-            added = architecture.norms_added if called.endswith("norm.weight") else 0.0
+            added = architecture.added_to(called)
             found[called] = replace(tensor, added=added) if added else tensor
     return found
 
 
+def _delta_heads(config: Mapping[str, Any]) -> DeltaHeads | None:
+    """The heads of linear attention, if the model has it."""
+    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    has_delta = f"linear_{names[0]}" in config
+    return DeltaHeads(*(config[f"linear_{name}"] for name in names)) if has_delta else None
+
+
+def _of_delta(
+    name: str, entry: TensorEntry, architecture: Architecture, heads: DeltaHeads
+) -> tuple[str, Tensor] | None:
+    """transformers' name of a tensor of linear attention, and the tensor; None for any other."""
+    found = re.fullmatch(r"blk\.(\d{1,5})\.((\w+?)(?:\.(?:weight|bias))?)", name)
+    if found is None:
+        return None
+    layer, whole, part = found.groups()
+    theirs = architecture.layer_names.get(part, "")
+    if whole not in VECTORS_OF_DELTA and not theirs.startswith("linear_attn."):
+        return None
+    called = VECTORS_OF_DELTA.get(whole) or f"{theirs}.{whole.rpartition('.')[2]}"
+    if called == f"linear_attn.{TAPS_OF_DELTA}.weight":
+        entry = entry._replace(shape=(entry.shape[0], 1, *entry.shape[1:]))
+    return f"model.layers.{layer}.{called}", delta_tensor(part, _tensor(entry), heads)
+
+
 def name_in_file(name: str, architecture: Architecture) -> str:
     """What a GGUF file calls a tensor of transformers' name; the name itself for one that it has not."""
+    vector = next((ours for ours, theirs in VECTORS_OF_DELTA.items() if name.endswith(f".{theirs}")), None)
+    if vector:
+        return f"blk.{name.split('.')[2]}.{vector}"
     stem, _, suffix = name.rpartition(".")
     layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
     if layer is None:
