@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import threading
 from bisect import bisect_right
@@ -66,15 +67,14 @@ def make_context() -> Context:
     for dialect in (AIR, *DIALECTS):
         ctx.load_dialect(dialect)
     for name in ("aie", "aiex", "aievec", "airrt"):
-        ctx.register_dialect(name, functools.partial(_compiled_dialect, name.upper()))
+        ctx.register_dialect(name, functools.partial(_rare_dialect, "aie.dialects", name))
+    ctx.register_dialect("async", functools.partial(_rare_dialect, "upstream.async_dialect", "async"))
     return ctx
 
 
-def _compiled_dialect(name: str) -> Dialect:
-    """One of the dialects of what the compiler makes of AIR; they are loaded where a text has them."""
-    from aerie.air_dialect.aie import dialects
-
-    dialect: Dialect = getattr(dialects, name)
+def _rare_dialect(module: str, name: str) -> Dialect:
+    """A dialect that most texts do not have, such as those of what the compiler makes of AIR."""
+    dialect: Dialect = getattr(importlib.import_module(f"{__package__}.{module}"), name.upper())
     return dialect
 
 
