@@ -52,7 +52,7 @@ def extend_bindings(ir: Any) -> None:
         text: str = to_text(module)
         if '"air.' not in text:
             return text
-        if sys._getframe(1).f_globals.get("__name__") == _ASKS_FOR_AIRCC:
+        if sys._getframe(1).f_globals.get("__name__") in _COMPILES:
             return to_assembly(module.operation.get_asm(enable_debug_info=True), with_places=True)
         return to_assembly(text)
 
@@ -108,8 +108,8 @@ _TRANSFORM = re.compile(r"\btransform\.(with_pdl_patterns|named_sequence|sequenc
 _AIR_ASSEMBLY = re.compile(r"(?<!\")\bair\.(launch|segment|herd|channel|dma_memcpy_nd|execute|wait_all)\b")
 
 
-_ASKS_FOR_AIRCC = "air.backend.xrt"
-"""The module of the checkout that writes a module's text for aircc: errors shall name places in the program,
+_COMPILES = ("air.backend.xrt", "aerie.vnpu")
+"""Who takes a module's text to compile it, the first for aircc: errors shall name places in the program,
 whose text a user never sees. What a program prints for itself has no locations, as upstream."""
 
 
