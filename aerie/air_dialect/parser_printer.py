@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any, cast
 
@@ -66,15 +67,14 @@ def make_context() -> Context:
     for dialect in (AIR, *DIALECTS):
         ctx.load_dialect(dialect)
     for name in ("aie", "aiex", "aievec", "airrt"):
-        ctx.register_dialect(name, functools.partial(_compiled_dialect, name.upper()))
+        ctx.register_dialect(name, functools.partial(_rare_dialect, "aie.dialects", name))
+    ctx.register_dialect("async", functools.partial(_rare_dialect, "upstream.async_dialect", "async"))
     return ctx
 
 
-def _compiled_dialect(name: str) -> Dialect:
-    """One of the dialects of what the compiler makes of AIR; they are loaded where a text has them."""
-    from aerie.air_dialect.aie import dialects
-
-    dialect: Dialect = getattr(dialects, name)
+def _rare_dialect(module: str, name: str) -> Dialect:
+    """A dialect that most texts do not have, such as those of what the compiler makes of AIR."""
+    dialect: Dialect = getattr(importlib.import_module(f"{__package__}.{module}"), name.upper())
     return dialect
 
 
@@ -209,13 +209,16 @@ _PLACE = re.compile(
 )
 
 
+_HAS_LOCATION = re.compile(r"\bloc\(")
+
+
 def source_places(text: str) -> dict[int, str]:
     """By the line of an operation in the text, the place that its `loc(...)` names: `kernel.py:12:7`.
 
     Of a fused location it is the first place in it, of a call that of the callee. Lines without one are left
     out. Raises AirParseError if the text does not parse.
     """
-    if "loc(" not in text:
+    if not _HAS_LOCATION.search(text):
         return {}
     with ONE_AT_A_TIME:
         parser = AirParser(make_context(), text, "<string>")
@@ -351,6 +354,14 @@ def print_as_source(module: ModuleOp, filename: str = "<string>") -> str:
     return stream.getvalue() + "\n"
 
 
+def print_with_places(module: ModuleOp, text: str) -> str:
+    """As `print_module`, with a location for each operation whose place `source_places` finds in the text
+    that the module was read from."""
+    stream = StringIO()
+    _SourcePrinter(stream, source_places(text)).print_op(module)
+    return stream.getvalue() + "\n"
+
+
 class AirPrinter(AttributePrinter):
     """Prints operations of an upstream dialect with this package's assembly, whoever built them."""
 
@@ -385,6 +396,22 @@ class AirPrinter(AttributePrinter):
             compiled_format(assembly).print(self, cast(IRDLOperation, op))
         else:
             assembly.print(op, self)  # the same definition, so the same accessors
+
+
+class _SourcePrinter(AirPrinter):
+    """Prints a location behind each operation on whose line the text has one."""
+
+    def __init__(self, stream: StringIO, places: Mapping[int, str]) -> None:
+        super().__init__(stream=stream)
+        self._places = places
+
+    def print_op(self, op: Operation) -> None:
+        super().print_op(op)
+        place = op.location
+        found = self._places.get(place.line.data) if isinstance(place, FileLineColLoc) else None
+        if found:
+            file, line, column = found.rsplit(":", 2)
+            self.print_string(f' loc("{file}":{line}:{column})')
 
 
 class _PlacingPrinter(AirPrinter):

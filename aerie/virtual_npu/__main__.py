@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import sys
 import traceback
@@ -71,5 +72,6 @@ def _defect(error: Exception) -> ProgramError:
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000)  # a sixth of the time to import xDSL
     child_process.fork_and_watch()
     sys.exit(main())

@@ -60,7 +60,9 @@ class ErrorReport:
         found = _MESSAGE.match(message)
         if found is None:
             entry, _, text = message.partition(": ")
-            return cls(kind, entry, 0, "", "", text)
+            writer = _WRITER.search(message)
+            line, op, place = writer.groups(default="") if writer else ("0", "", "")
+            return cls(kind, entry, int(line), op, place, text)
         entry, line, op, place, text = found.groups(default="")
         return cls(kind, entry, int(line), op, place, text)
 
@@ -70,6 +72,13 @@ _MESSAGE = re.compile(
     r"(?: in (?P<place>(?:herd|segment|launch)[^:\n]*))?: (?P<text>.*)",
     re.DOTALL,
 )
+
+
+_WRITER = re.compile(
+    r"written by line (?P<line>\d+): (?P<op>[^\n;]*?)"
+    r"(?: in (?P<place>(?:herd|segment|launch)[^;\n]*))?(?:;|\n|$)"
+)
+"""What an error of `expect` ends with: the operation that wrote the wrong number."""
 
 
 class VirtualNpuRuntimeError(ProgramError):

@@ -23,6 +23,7 @@ from aerie.virtual_npu.errors import (
     run_error,
 )
 from aerie.virtual_npu.options import AIE_TIME_LIMIT, IN_ORDER, RunOptions
+from aerie.virtual_npu.source_places import SourcePlaces, with_places
 from aerie.virtual_npu.thread_team import use_team
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ class Library:
         use_team(self._library)
         self.kernels = tuple(metadata["kernels"])
         self.is_aie_level = metadata.get("level") == AIE_LEVEL
+        self.places: SourcePlaces = {int(line): place for line, place in metadata.get("places", {}).items()}
         self.entries = {name: _entry(name, found) for name, found in metadata["entries"].items()}
 
     def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:
@@ -190,15 +192,21 @@ class Library:
             )
         if options.time_limit is None:
             options = replace(options, time_limit=AIE_TIME_LIMIT if self.is_aie_level else 0.0)
-        return EntryCall(self._library, entry, pointers, options)
+        return EntryCall(self._library, entry, pointers, options, self.places)
 
 
 class EntryCall:
     """A call of an entry, to be made any number of times, by one thread at a time; from Library.call."""
 
     def __init__(
-        self, library: ctypes.CDLL, entry: str, pointers: Sequence[int], options: RunOptions
+        self,
+        library: ctypes.CDLL,
+        entry: str,
+        pointers: Sequence[int],
+        options: RunOptions,
+        places: SourcePlaces,
     ) -> None:
+        self._places = places
         self._library, self._entry = library, entry
         self._function = getattr(library, entry_symbol(entry))
         self._report = _RunReport()
@@ -256,7 +264,7 @@ class EntryCall:
         if stop is None and self._stops:
             message = self._not_reached(status, message)
         if status != 0 and stop is None:
-            raise run_error(status, message, record_fields)
+            raise run_error(status, with_places(message, self._places), record_fields)
         return RunResult(tuple(notes.splitlines()), record_fields, writer, stop)
 
     def _not_reached(self, status: int, message: str) -> str:

@@ -33,7 +33,7 @@ class BuildOptions:
     rounding: how f32 becomes bf16: `conv_even` (nearest, ties to even) or `floor` (towards minus infinity).
     sanitize: build with AddressSanitizer and UndefinedBehaviorSanitizer.
     fast: let whole matrix products be recognised (`is_fast` says when), and bf16 multiplied in pairs.
-    elements: how many elements an argument `memref<*xT>` has, for each argument of the public functions.
+    elements: how many elements an argument `memref<*xT>` has, for each argument of functions and sequences.
     stop_lines: lines of the text before whose operations a run can stop (`RunOptions.stops`); needs checks.
     """
 

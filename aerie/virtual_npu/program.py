@@ -7,11 +7,9 @@ result.outputs[1]
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +30,7 @@ from aerie.virtual_npu.errors import (
 )
 from aerie.virtual_npu.library import EntryPoint, Library, RunResult
 from aerie.virtual_npu.options import BuildOptions, RunOptions, StopPoint
+from aerie.virtual_npu.source_places import naming_places, places_in
 from aerie.virtual_npu.stops import Stop, stop_points
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Program:
         """The built program. Raises a subclass of ProgramError if the build fails."""
         if self.source.options.sanitize:
             child_process.check_asan_loaded()
-        with _with_source_places(self.source.text):
+        with naming_places(lambda: places_in(self.source.text)):
             return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
 
     def entry(self, name: str | None = None) -> EntryPoint:
@@ -166,7 +165,7 @@ class Program:
         outputs = [array.copy() for array in start]
         options = RunOptions(races=races, time_limit=time_limit, stops=stops, show=shown)
         first = dataclasses.replace(options, stats=stats, trace=trace)
-        with _with_source_places(self.source.text):
+        with naming_places(lambda: program.library.places):
             result = _run_reporting_alike(program.library, entry_point, outputs, first)
             if expect is not None:
                 program._check_expected(entry_point, start, outputs, expect, tolerance)
@@ -299,30 +298,6 @@ class Program:
         if difference:
             message = f"{other.message.format(difference, seed)}; {again}"
             raise other.error(f"{entry.name}: the result depends on {message}")
-
-
-_LINE = re.compile(r"\bline (\d+)|^[^\n]*?:(\d+):\d+: error")
-
-
-@contextlib.contextmanager
-def _with_source_places(text: str) -> Iterator[None]:
-    """Make errors say which place of its source each line that they name comes from, if the text has it."""
-    try:
-        yield
-    except ProgramError as error:
-        if "loc(" not in text:
-            raise
-        from aerie.air_dialect import AirParseError, source_places
-
-        try:
-            places = source_places(text)
-        except AirParseError:
-            raise error from None
-        lines = dict.fromkeys(int(match[1] or match[2]) for match in _LINE.finditer(str(error)))
-        known = [f"line {line} is {places[line]}" for line in lines if line in places]
-        if known:
-            error.args = (f"{error}; {', '.join(known)}",)
-        raise
 
 
 def _run_reporting_alike(

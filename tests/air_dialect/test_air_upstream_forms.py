@@ -53,6 +53,7 @@ vector.compressstore %m[%i], %mask, %v : memref<8xf32>, vector<8xi1>, vector<8xf
 linalg.pack %w inner_dims_pos = [0, 1] inner_tiles = [4, 8] into %p : memref<8x16xf32> -> memref<2x2x4x8xf32>
 linalg.unpack %p outer_dims_perm = [1, 0] inner_dims_pos = [0, 1] inner_tiles = [4, 8] into %w : memref<2x2x4x8xf32> -> memref<8x16xf32>
 linalg.pack %w padding_value(%x : f32) inner_dims_pos = [0, 1] inner_tiles = [4, 8] into %p : memref<8x16xf32> -> memref<2x2x4x8xf32>
+%r = async.execute { } %t = async.execute [%r] attributes {a} { } async.await %t : !async.token
 linalg.dot ins(%m, %m : memref<8xf32>, memref<8xf32>) outs(%zero : memref<f32>)
 linalg.square ins(%m : memref<8xf32>) outs(%m : memref<8xf32>)
 linalg.pooling_nwc_max {strides = dense<2> : tensor<1xi64>} ins(%a, %b : memref<1x8x3xf32>, memref<2xf32>) outs(%c : memref<1x4x3xf32>)

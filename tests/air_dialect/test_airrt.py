@@ -26,6 +26,7 @@ builtin.module {
     %m = airrt.alloc : memref<64xi32, 1>
     %t = airrt.dma_memcpy_nd(%c2, %c0, %c0, %x[0, 0, 0, %c0], [1, 1, 1, 64], [0, 0, 0, %c0]) {metadata = @a} : (i32, i64, i64, memref<64xi32>) : !airrt.event
     airrt.dma_memcpy_nd(%c2, %c0, %c0, %x[0, 0, 0, 0], [1, 1, 1, 64], [0, 0, 0, 1]) : (i32, i64, i64, memref<64xi32>)
+    airrt.memcpy_nd(%m, %x, [%c0, %c0, %c0, %c0], [%c0, %c0, %c0, %c0], [%c0, %c0, %c0, %c0]) : (memref<64xi32, 1>, memref<64xi32>, [i64, i64, i64, i64], [i64, i64, i64, i64], [i64, i64, i64, i64])
     %u = airrt.wait_all %t, %e : !airrt.event
     %v = airrt.wait_all : !airrt.event
     airrt.wait_all %u, %v {air.launch_end}
@@ -43,6 +44,8 @@ def test_it_is_printed_as_it_was_read():
 def test_a_transfer_has_four_dimensions():
     with pytest.raises(AirParseError, match=r"airrt.dma_memcpy_nd has 3 lengths: give 4"):
         parse(TEXT.replace("[1, 1, 1, 64]", "[1, 1, 64]"))
+    with pytest.raises(AirParseError, match=r"airrt.memcpy_nd has a list of 3: give 4"):
+        parse(TEXT.replace("%x, [%c0, ", "%x, ["))
 
 
 def test_it_is_refused_before_a_run():

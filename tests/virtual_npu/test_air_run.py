@@ -31,6 +31,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     dialects.mkdir(parents=True)
     (dialects / "_air_ops_ext.py").write_text("from ._air_ops_gen import *\n")
     (dialects / "air.py").write_text("from ._air_ops_ext import *\nfrom ._air_enum_gen import *\n")
+    (folder / "python" / "air" / "backend").mkdir()
+    (folder / "python" / "air" / "backend" / "xrt.py").write_text(
+        "def text_for_aircc(module):\n    return str(module)\n"
+    )
     monkeypatch.setenv("AERIE_MLIR_AIR", str(folder))
     return folder
 
@@ -174,14 +178,16 @@ def test_a_run_of_the_xclbin_flow_says_why_it_failed(
     from aerie.virtual_npu import pyxrt
 
     monkeypatch.chdir(tmp_path)
-    Path("air.mlir").write_text(STUCK)
+    Path("air.mlir").write_text(STUCK.replace("    return", 'loc("kernel.py":3:9)\n    return'))
     assert compiler.main(["air.mlir", "-o", "air.xclbin"]) == 0
     device, xclbin = pyxrt.device(0), pyxrt.xclbin("air.xclbin")
     context = pyxrt.hw_context(device, device.register_xclbin(xclbin))
     buffer = pyxrt.bo(device, 256, pyxrt.bo.host_only, 0)
     run = pyxrt.kernel(context, "MLIR_AIE")(3, buffer, 1, buffer)
     assert run.wait() == pyxrt.ert_cmd_state.ERT_CMD_STATE_ERROR
-    assert "error: stuck: deadlock" in capfd.readouterr().err
+    message = capfd.readouterr().err
+    assert "error: stuck: deadlock" in message
+    assert message.endswith("; line 3 is kernel.py:3:9\n")
 
 
 def test_aircc_says_what_is_wrong(
@@ -191,6 +197,10 @@ def test_aircc_says_what_is_wrong(
     Path("air.mlir").write_text("module { air.nonsense }")
     assert compiler.main(["air.mlir", "--elf-name", "air.elf"]) == 1
     assert "error: air.mlir:1:10: error: operation air.nonsense is not known" in capsys.readouterr().err
+    unsupported = "func.func @f(%x: memref<4xf32>) { %t = bufferization.to_tensor %x : memref<4xf32> to "
+    Path("air.mlir").write_text(f'{unsupported} tensor<4xf32> loc("kernel.py":3:9) return }}')
+    assert compiler.main(["air.mlir", "--elf-name", "air.elf"]) == 1
+    assert capsys.readouterr().err.endswith("; line 1 is kernel.py:3:9\n")
     assert compiler.main(["air.mlir"]) == 2
     assert "aircc takes one file, and the output by -o or --elf-name" in capsys.readouterr().err
 
@@ -360,6 +370,7 @@ def test_a_run_that_passed_and_fails_is_an_error(
 PROGRAM = """\
 import numpy as np
 import pyxrt
+from air.backend.xrt import text_for_aircc
 from air.ir import *
 from air.dialects import arith, func, memref
 from air.dialects.air import *
@@ -407,6 +418,9 @@ text = str(module)
 assert "air.channel.put" in text and text.startswith("module {"), text
 again = Module.parse(text, Context())
 assert str(again) == text, str(again)
+located = text_for_aircc(module)
+put = next(line for line in located.splitlines() if "air.channel.put @in" in line)
+assert " loc(" not in text and "program.py" in put and Module.parse(located, Context()), located
 print("PASS", pyxrt.device(0) is not None)
 """
 

@@ -441,6 +441,34 @@ def test_a_division_by_a_power_of_two_is_a_product(divisor: float, takes: int) -
     assert [fault.kind for fault in check(text, stack_bytes=1024).faults] == ["stack"] * takes
 
 
+SHIFT = (
+    "%b = memref.alloc() : memref<64xi32, 2>\n%v = memref.load %b[%c0] : memref<64xi32, 2>\n"
+    "%k = arith.constant 4 : i32\n%m = arith.constant -16 : i32\n%z = arith.constant 127 : i32\n"
+    "%masked = arith.andi %v, %m : i32\n%l = arith.shli %v, %k : i32\n"
+)
+
+
+@pytest.mark.parametrize("how", ["%v, %k", "%v, %v", "%v, %z"])
+def test_a_shift_of_a_scalar_may_round(how: str) -> None:
+    message = "i32: mlir-aie shifts a scalar as a vector, by SRS, which rounds halves up.*: then both agree"
+    assert_warning(program(f"{SHIFT}%r = arith.shrsi {how} : i32"), "shift", message)
+
+
+@pytest.mark.parametrize(
+    "shift",
+    [
+        "%r = arith.shrsi %masked, %k : i32",
+        "%r = arith.shrsi %l, %k : i32",
+        "%n = arith.constant 0 : i32\n%r = arith.shrsi %v, %n : i32",
+        "%r = arith.shrui %v, %k : i32",
+        "%r = arith.shrsi %v, %k : i32\n%h = arith.minsi %r, %z : i32\n%o = arith.maxsi %h, %m : i32\n"
+        "%t = arith.trunci %o : i32 to i8",
+    ],
+)
+def test_a_shift_that_rounds_nothing_or_as_it_should(shift: str) -> None:
+    assert_clean(program(SHIFT + shift))
+
+
 def test_the_host_may_divide() -> None:
     assert_clean(program(function="%x = arith.constant 1.0 : f32\n%r = arith.divf %x, %x : f32"))
 

@@ -97,6 +97,8 @@ def test_the_first_difference_names_what_wrote_it(x):
         == f"add_one: arg1[1, 3] is -36 instead of -29 (2 of 32 elements differ); written by {WRITER}"
     )
     assert (error.kind, error.writer, error.difference.index) == ("expect", WRITER, (1, 3))
+    line, op, place = error.report.line, error.report.op, error.report.place
+    assert f"line {line}: {op}" + (f" in {place}" if place else "") == WRITER
 
 
 def test_an_argument_that_no_launch_wrote(x):

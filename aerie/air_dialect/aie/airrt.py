@@ -6,8 +6,8 @@ Source: AIRRtOps.td of mlir-air. None of it runs here.
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self, TypeVar
 
 from xdsl.dialects.builtin import DenseArrayBase, MemRefType, StringAttr, UnrankedMemRefType, i32, i64
 from xdsl.ir import Attribute, ParametrizedAttribute, SSAValue, TypeAttribute
@@ -38,6 +38,8 @@ from aerie.air_dialect.aie.formats import (
     print_integers_and_operands,
 )
 from aerie.air_dialect.assembly import print_parts
+
+_T = TypeVar("_T")
 
 DIMENSIONS = 4
 """Of each list of a transfer."""
@@ -245,6 +247,61 @@ class DmaMemcpyNdOp(IRDLOperation):
             print_integers_and_operands(printer, integers(numbers), values)
         print_parts(printer, ")", self.attributes, " : (", [value.type for value in fixed], ")")
         _print_event(printer, self)
+
+
+@irdl_op_definition
+class MemcpyNdOp(IRDLOperation):
+    """`airrt.memcpy_nd(%dst, %src, [%o, ...], [%l, ...], [%s, ...]) : (memref<64xi32, 1>, memref<64xi32>,
+    [i64, ...], [i64, ...], [i64, ...])`: a transfer of the host, in four dimensions, outermost first."""
+
+    name = "airrt.memcpy_nd"
+    memrefs = var_operand_def(MemRefType.constr() | BaseAttr(UnrankedMemRefType))
+    pattern = var_operand_def(i64)
+    event = opt_result_def(EventType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        parser.parse_punctuation("(")
+        names = _parse_grouped(parser, parser.parse_unresolved_operand)
+        parser.parse_punctuation(")")
+        attributes = parser.parse_optional_attr_dict()
+        parser.parse_punctuation(":")
+        parser.parse_punctuation("(")
+        types = _parse_grouped(parser, parser.parse_type)
+        parser.parse_punctuation(")")
+        operands = parser.resolve_operands(names, types, parser.pos)
+        return cls.build(
+            operands=[operands[:2], operands[2:]],
+            result_types=[_parse_event(parser)],
+            attributes=attributes,
+        )
+
+    def print(self, printer: Printer) -> None:
+        print_parts(printer, "(", self.memrefs)
+        groups = [self.pattern[at : at + DIMENSIONS] for at in range(0, len(self.pattern), DIMENSIONS)]
+        for group in groups:
+            print_parts(printer, ", [", group, "]")
+        print_parts(printer, ")", self.attributes, " : (", [value.type for value in self.memrefs])
+        for group in groups:
+            print_parts(printer, ", [", [value.type for value in group], "]")
+        printer.print_string(")")
+        _print_event(printer, self)
+
+
+def _parse_grouped(parser: Parser, parse_one: Callable[[], _T]) -> list[_T]:
+    """Parse two of a kind, and three lists of DIMENSIONS of them: `%a, %b, [%c, ...], [...], [...]`."""
+    found = [parse_one()]
+    parser.parse_punctuation(",")
+    found.append(parse_one())
+    for _ in range(3):
+        parser.parse_punctuation(",")
+        start = parser.pos
+        group = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parse_one)
+        if len(group) != DIMENSIONS:
+            parser.raise_error(f"airrt.memcpy_nd has a list of {len(group)}: give {DIMENSIONS}", start)
+        found.extend(group)
+    return found
 
 
 @irdl_op_definition

@@ -22,7 +22,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsTerminator, NoTerminator, SymbolTable
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.aie.formats import INDEX, AieOp, integer_of, parse_index_operand
+from aerie.air_dialect.aie.formats import INDEX, AieOp, integer_of, parse_index_operand, parse_word
 from aerie.air_dialect.assembly import print_parts
 
 DEVICES = {
@@ -69,7 +69,7 @@ class DeviceOp(AieOp):
 
 @irdl_op_definition
 class TileOp(AieOp):
-    """`%t = aie.tile(0, 2)`: column and row."""
+    """`%t = aie.tile(0, 2)`: column and row. Outside a device it is one of the VCK190 (getTargetModel)."""
 
     name = "aie.tile"
     col = prop_def(IntegerAttr)
@@ -79,7 +79,7 @@ class TileOp(AieOp):
 
     def verify_(self) -> None:
         device = self.parent_op()
-        columns, rows = device.size if isinstance(device, DeviceOp) else (max(DEVICES.values()), ROWS)
+        columns, rows = device.size if isinstance(device, DeviceOp) else OTHER_DEVICES["xcvc1902"]
         column, row = self.place
         if not (0 <= column < columns and 0 <= row < rows):
             raise VerifyException(
@@ -179,16 +179,18 @@ class UseLockOp(IRDLOperation):
         lock = parse_index_operand(parser)
         parser.parse_punctuation(",")
         start = parser.pos
-        action = parser.parse_identifier()
-        if action not in ACTIONS:
-            parser.raise_error(f"aie.use_lock knows no {action}: write one of {', '.join(ACTIONS)}", start)
+        action = parse_word(parser)
+        if action.data not in ACTIONS:
+            parser.raise_error(
+                f"aie.use_lock knows no {action.data}: write one of {', '.join(ACTIONS)}", start
+            )
         parser.parse_punctuation(",")
         value = _parse_i32(parser)
         if parser.parse_optional_punctuation(",") is not None:
             parser.parse_identifier()  # `blocking`, the only way there is
         parser.parse_punctuation(")")
         attributes = parser.parse_optional_attr_dict()
-        return cls(operands=[lock, value], properties={"action": StringAttr(action)}, attributes=attributes)
+        return cls(operands=[lock, value], properties={"action": action}, attributes=attributes)
 
     def print(self, printer: Printer) -> None:
         print_parts(printer, "(", self.lock, f", {self.action.data}, ", self.value, ")", self.attributes)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, MemRefType, StringAttr, i1, i32
+from xdsl.dialects.builtin import (
+    DenseArrayBase,
+    IntegerAttr,
+    MemRefType,
+    StringAttr,
+    UnrankedMemRefType,
+    i1,
+    i32,
+)
 from xdsl.ir import Attribute, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -245,7 +253,7 @@ class DmaBdOp(IRDLOperation):
         print_parts(printer, ")", self.attributes)
 
     def verify_(self) -> None:
-        if not isinstance(self.buffer.type, MemRefType):
+        if not isinstance(self.buffer.type, MemRefType | UnrankedMemRefType):
             raise VerifyException("aie.dma_bd takes a memref")
         sizes, strides, pads = (integers(a) for a in (self.static_sizes, self.static_strides, self.pad))
         if len(sizes) != len(strides):

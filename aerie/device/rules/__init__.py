@@ -17,6 +17,7 @@ from aerie.device.rules import (
     members,
     memory,
     placement,
+    shifts,
     tiles,
     transfers,
 )
@@ -43,6 +44,7 @@ PROGRAM_RULES: tuple[Callable[[CheckedProgram], Iterator[Finding]], ...] = (
     lowering.check_op_forms,
     lowering.check_air_forms,
     lowering.check_stack,
+    shifts.check_shifts,
     alignment.check_vector_alignment,
 )
 """Rules that look at the whole module."""

@@ -25,6 +25,7 @@ from aerie.virtual_npu.codegen.module import (
     RUNTIME,
     GeneratedCpp,
     argument_metadata,
+    metadata_of_places,
     unpacked_argument,
 )
 from aerie.virtual_npu.codegen.op_errors import unsupported, with_op_in_errors
@@ -82,7 +83,10 @@ def generate(
     if not entries:
         raise UnsupportedOpError("the module has no aie.runtime_sequence: there is nothing to run")
     metadata = json.dumps(
-        {"format": FORMAT, "entries": entries, "kernels": list(file.kernels), "level": AIE_LEVEL}
+        {
+            **{"format": FORMAT, "entries": entries, "kernels": list(file.kernels), "level": AIE_LEVEL},
+            **metadata_of_places(text),
+        }
     )
     has_products = "contract" in file.runtime_parts
     parts = [_HEADER + ('#include "vnpu/contract.h"\n' if has_products else ""), NOT_ALL_USED]

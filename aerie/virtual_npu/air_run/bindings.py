@@ -22,6 +22,8 @@ from aerie.virtual_npu.errors import OptionError
 EXTRA = "air-run"
 PACKAGES = "xtc-mlir-python-bindings"
 AIR, MLIR = "air", "mlir"
+MAX_FRAMES = 1
+"""Of a location: the innermost one of the program."""
 
 
 def check_installed() -> None:
@@ -46,6 +48,7 @@ def install(package: ModuleType | None = None) -> None:
     finder = AirFinder(checkouts.python_folder(), ir)
     sys.meta_path.insert(0, finder)
     passes.extend_bindings(ir)
+    _note_places(ir, finder.folder)
     passes.refuse_air_passes(importlib.import_module("mlir.passmanager"))
     package = package or sys.modules.setdefault(AIR, ModuleType(AIR))
     package.__path__ = [str(finder.folder)]
@@ -67,6 +70,15 @@ def _allow_unregistered() -> None:
     hook.context_init_hook = context_init_hook  # type: ignore[attr-defined]
     hook.__spec__ = importlib.machinery.ModuleSpec(name, None)
     sys.modules[name] = hook
+
+
+def _note_places(ir: Any, folder: Path) -> None:
+    """Give operations the place in the program as their location, not one in mlir-air's or our own Python."""
+    known = importlib.import_module("mlir._mlir_libs._mlir").globals
+    for own in (folder, Path(ir.__file__).parent, Path(__file__).parent):
+        known.register_traceback_file_exclusion(str(own))
+    known.set_loc_tracebacks_frame_limit(MAX_FRAMES)
+    known.set_loc_tracebacks_enabled(True)
 
 
 class AirFinder(importlib.abc.MetaPathFinder):

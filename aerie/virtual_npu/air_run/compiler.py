@@ -61,11 +61,12 @@ def _build(source: Path, output: Path) -> None:
     from aerie.virtual_npu import toolchain
     from aerie.virtual_npu.console import read_text
     from aerie.virtual_npu.options import BuildOptions
+    from aerie.virtual_npu.source_places import naming_places, places_in
 
     options = dataclasses.replace(BuildOptions.from_knobs(), checks=CHECKS.get() == "1")
-    toolchain.build(
-        read_text(source), output, kernel_dirs=[source.parent], filename=str(source), options=options
-    )
+    text = read_text(source)
+    with naming_places(lambda: places_in(text)):
+        toolchain.build(text, output, kernel_dirs=[source.parent], filename=str(source), options=options)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,11 @@ def extend_bindings(ir: Any) -> None:
 
     def text_of(module: Any) -> str:
         text: str = to_text(module)
-        return to_assembly(text) if '"air.' in text else text
+        if '"air.' not in text:
+            return text
+        if sys._getframe(1).f_globals.get("__name__") in _COMPILES:
+            return to_assembly(module.operation.get_asm(enable_debug_info=True), with_places=True)
+        return to_assembly(text)
 
     def verify(operation: Any) -> bool:
         try:
@@ -104,13 +108,22 @@ _TRANSFORM = re.compile(r"\btransform\.(with_pdl_patterns|named_sequence|sequenc
 _AIR_ASSEMBLY = re.compile(r"(?<!\")\bair\.(launch|segment|herd|channel|dma_memcpy_nd|execute|wait_all)\b")
 
 
-def to_assembly(text: str) -> str:
-    """AIR text in AIR's assembly; as it is where our reader does not take it, which aircc then says."""
-    from aerie.air_dialect.parser_printer import parse, print_module
+_COMPILES = ("air.backend.xrt", "aerie.vnpu")
+"""Who takes a module's text to compile it, the first for aircc: errors shall name places in the program,
+whose text a user never sees. What a program prints for itself has no locations, as upstream."""
+
+
+def to_assembly(text: str, *, with_places: bool = False) -> str:
+    """AIR text in AIR's assembly; as it is where our reader does not take it, which aircc then says.
+
+    with_places: with a location for each operation whose own location names a place.
+    """
+    from aerie.air_dialect.parser_printer import parse, print_module, print_with_places
     from aerie.air_dialect.verification import AirParseError
 
     try:
-        printed = print_module(parse(text, strict=False))
+        module = parse(text, strict=False)
+        printed = print_with_places(module, text) if with_places else print_module(module)
     except AirParseError:
         return text
     return _SHORTENED.sub(r"\1\2", printed)

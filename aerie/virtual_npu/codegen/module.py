@@ -42,6 +42,7 @@ from aerie.virtual_npu.cpp_quoting import entry_symbol, mangled, string_literal
 from aerie.virtual_npu.errors import UnsupportedOpError
 from aerie.virtual_npu.library import FORMAT
 from aerie.virtual_npu.options import BuildOptions
+from aerie.virtual_npu.source_places import SourcePlaces, places_in
 
 
 @dataclass
@@ -84,6 +85,12 @@ def _entry(file: CppFile, op: func.FuncOp) -> dict[str, object]:
     lines += [f"  return vnpu::call_entry({entry}, arguments, options, report);", "}"]
     file.functions.append("\n".join(lines))
     return {"symbol": symbol, "arguments": described}
+
+
+def metadata_of_places(text: str) -> dict[str, SourcePlaces]:
+    """The metadata of a text's locations, nothing where it has none: errors of runs name them."""
+    places = places_in(text)
+    return {"places": places} if places else {}
 
 
 def argument_metadata(op: Operation, type_: Attribute, index: int) -> dict[str, object]:
@@ -161,7 +168,9 @@ def generate(
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
     check_stop_lines(file)
     share_launches(file)
-    metadata = json.dumps({"format": FORMAT, "entries": entries, "kernels": list(file.kernels)})
+    metadata = json.dumps(
+        {"format": FORMAT, "entries": entries, "kernels": list(file.kernels), **metadata_of_places(text)}
+    )
     parts = [
         _HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.runtime_parts)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aerie.common.errors import ProgramError
+from aerie.virtual_npu.options import BuildOptions
 from aerie.virtual_npu.toolchain import emit, instructions_header
 
 SEQUENCE = "aie.runtime_sequence(%a: memref<8xi32>) { SEQUENCE }"
@@ -42,7 +43,9 @@ RELEASE, ACQUIRE = "aie.use_lock(%l, Release, 1)", "aie.use_lock(%l, Acquire, 1)
 OF_DEVICE = {
     "aie.tile(8, 2)": r"aie.tile\(8, 2\) is outside: the device has 8 columns and 6 rows",
     "%m = aie.lock(%core, 1) {init = 64 : i32}": "aie.lock begins with 64: a lock has six bits, 0 to 63",
-    "aie.core(%core) { aie.use_lock(%l, Take, 1) aie.end }": "aie.use_lock knows no Take: write one of",
+    'aie.core(%core) { aie.use_lock(%l, "Acquire", 1) aie.use_lock(%l, "Take", 1) aie.end }': (
+        "aie.use_lock knows no Take: write one of"
+    ),
     CHAIN.format("aie.dma_bd(%b : memref<8xi32> sizes = [2, 4] strides = [1])"): "has 2 sizes and 1 strides",
     CHAIN.format("aie.dma_bd(%b : memref<8xi32> sizes = [1,1,1,1,8] strides = [1,1,1,1,1])"): "has 5 dim",
     CHAIN.format("aie.dma_bd(%b : memref<8xi32> sizes = [8] strides = [1] pad [<1, 1>, <1, 1>])"): "pads oth",
@@ -214,6 +217,17 @@ def test_of_a_sequence(text: str) -> None:
         emit(DEVICE.replace("DEVICE", "").replace("SEQUENCE", text))
 
 
+def test_an_argument_of_a_sequence_may_get_its_shape_from_the_run() -> None:
+    bd = "aie.dma_bd(%a : memref<*xi32> offset = 0 len = 8) aie.end"
+    text = DEVICE.replace("DEVICE", "").replace("%a: memref<8xi32>", "%a: memref<*xi32>")
+    text = text.replace("SEQUENCE", f"%t = aiex.dma_configure_task_for @in {{ {bd} }}")
+    with pytest.raises(ProgramError, match=r"memref<\*xi32> has no shape: run it with arrays \(--args\)"):
+        emit(text)
+    assert '"shape\\": [8]' in emit(text, options=BuildOptions(elements=(8,))).text
+    with pytest.raises(ProgramError, match=r"aie.dma_bd takes a memref"):
+        emit(text.replace("memref<*xi32>", "i32"))
+
+
 def test_unknown_device() -> None:
     with pytest.raises(ProgramError, match=r"aie.device\(npu3\) is not known here: write one of npu1"):
         emit("module { aie.device(npu3) { } }")
@@ -226,6 +240,8 @@ def test_a_device_that_is_no_npu_is_read_and_not_run() -> None:
         ProgramError, match=r"aie.tile\(17, 3\) is outside: the device has 17 columns and 4 rows"
     ):
         emit("module { aie.device(xcve2302) { %t = aie.tile(17, 3) } }")
+    with pytest.raises(ProgramError, match=r"aie.tile\(50, 8\) is outside: the device has 50 columns and 9"):
+        emit("module { %t = aie.tile(49, 8) %u = aie.tile(50, 8) }")
 
 
 def test_nothing_to_run() -> None:
