@@ -131,19 +131,17 @@ def _externals(
     types = {name: type_ for name, (type_, _) in held(group, key_dim, value_dim).items()}
     start, sizes = types.pop("l1_start"), f"{group}x{key_dim}x{value_dim}"
     rule, begin = f"gated_delta_rule_bf16_{sizes}", f"begin_delta_rule_f32_{sizes}"
-    source = {
-        "source": "gated_delta_rule.cc",
-        "defines": {
-            "gated_delta_rule_bf16": rule,
-            "begin_delta_rule_f32": begin,
-            "DELTA_KEY": key_dim,
-            "DELTA_VALUE": value_dim,
-            "DELTA_TILE": tile_columns(value_dim),
-        },
+    source = "gated_delta_rule.cc"
+    defines = {
+        "gated_delta_rule_bf16": rule,
+        "begin_delta_rule_f32": begin,
+        "DELTA_KEY": key_dim,
+        "DELTA_VALUE": value_dim,
+        "DELTA_TILE": tile_columns(value_dim),
     }
     return (
-        k.external(begin, f"{rule}.o", [start, types["l1_state"]], **source),
-        k.external(rule, f"{rule}.o", [*types.values(), i32, i32], **source),
+        k.external(begin, f"{rule}.o", [start, types["l1_state"]], source, defines),
+        k.external(rule, f"{rule}.o", [*types.values(), i32, i32], source, defines),
     )
 
 
