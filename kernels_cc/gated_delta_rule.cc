@@ -68,6 +68,12 @@ inline void step(float* state, const float* query, const float* key, const bfloa
 
 extern "C" {
 
+// state = start, keys x tile. A state arrives in a buffer of its own: one that is sent as well has two pairs of locks, and the
+// next state would come while the one before is still being sent.
+void begin_delta_rule_f32(const float* __restrict start, float* __restrict state) {
+  for (int32_t i = 0; i < keys * tile; i += lanes) aie::store_v(state + i, aie::load_v<lanes>(start + i));
+}
+
 // rows: count x row_width, of each position the query, the key, 16 elements that are 8 f32 (decay, rate, and 1 if the position
 // is there), the value of the whole head. units: scratch, 2 x keys. state: keys x tile, read and written. out: count x tile.
 // first: the first column of the tile.

@@ -6,9 +6,12 @@ run begins with the state before it. Positions that are not there leave the stat
 has the same results whatever its length.
 
 The host brings what a position needs of a head in one row: query, key, decay and rate, value. Columns of the
-state do not depend on each other, so a head is cut into tiles of columns: the unit of work. Eight cores in a
-row (herd 8x1) have their own units, one after the other: the state comes over one input channel of the core,
-rows over the other. The compute is `gated_delta_rule.cc`, in f32.
+state do not depend on each other, so a head is cut into tiles of columns: the unit of work. Up to eight cores
+in a row share the heads evenly, and go through the units of theirs: the state comes over one input channel of
+the core, rows over the other. The compute is `gated_delta_rule.cc`, in f32.
+
+Two loops go over a core's heads and their tiles, since mlir-air makes of a loop's variable that only an
+offset needs bounds that grow evenly, which its quotient and remainder do not.
 
 The state is f32 because a rate of decay near 1 is lost in 8 bits, and as `transformers` has it so.
 """
@@ -58,7 +61,8 @@ def held(group: int, key_dim: int, value_dim: int) -> CoreBuffers:
     return {
         "l1_rows": (L1((group, row_width(key_dim, value_dim)), bf16), 2),
         "l1_units": (L1((2 * key_dim,), f32), 1),
-        "l1_state": (L1((key_dim, tile), f32), 2),
+        "l1_start": (L1((key_dim, tile), f32), 1),
+        "l1_state": (L1((key_dim, tile), f32), 1),
         "l1_out": (L1((group, tile), bf16), 2),
     }
 
@@ -92,46 +96,52 @@ def build(
             "128 and 128"
         )
     units, _, tile = state_shape(heads, key_dim, value_dim)
-    herd_x = cores(name, "tiles of heads", units, None, device)
+    herd_x = cores(name, "heads", heads, None, device)
     k = Kernel(name, device)
     rows = k.argument("rows", (heads, positions, row_width(key_dim, value_dim)), bf16, Role.INPUT)
     state = k.argument("state", (units, key_dim, tile), f32, Role.INPUT)
     out = k.argument("out", (positions, heads * value_dim), bf16, Role.OUTPUT)
     state_out = k.argument("state_out", (units, key_dim, tile), f32, Role.OUTPUT)
-    rule = _external(k, group, key_dim, value_dim)
-    tiles, share = value_dim // tile, units // herd_x
+    begin, rule = _externals(k, group, key_dim, value_dim)
+    tiles, share = value_dim // tile, heads // herd_x
     with (
         k.launch(),
         k.segment("delta_segment"),
         k.herd(herd_x, 1, name="delta_herd") as (tx, _),
     ):
-        l1_rows, l1_units, l1_state, l1_out = k.alloc_each(buffers).values()
+        l1_rows, l1_units, l1_start, l1_state, l1_out = k.alloc_each(buffers).values()
         for own in k.loop(share):
-            unit = tx * share + own
-            k.dma(l1_state, state[unit, :, :])
-            for at in k.loop(0, positions, group):
-                k.dma(l1_rows, rows[unit // tiles, at : at + group, :])
-                rule(l1_rows, l1_units, l1_state, l1_out, group, unit % tiles * tile)
-                k.dma(out[at : at + group, unit * tile : unit * tile + tile], l1_out)
-            k.dma(state_out[unit, :, :], l1_state)
+            head = tx * share + own
+            for part in k.loop(tiles):
+                unit = head * tiles + part
+                k.dma(l1_start, state[unit, :, :])
+                begin(l1_start, l1_state)
+                for at in k.loop(0, positions, group):
+                    k.dma(l1_rows, rows[head, at : at + group, :])
+                    rule(l1_rows, l1_units, l1_state, l1_out, group, part * tile)
+                    k.dma(out[at : at + group, unit * tile : unit * tile + tile], l1_out)
+                k.dma(state_out[unit, :, :], l1_state)
     return k.finish()
 
 
-def _external(k: Kernel, group: int, key_dim: int, value_dim: int) -> ExternalFunction:
-    """gated_delta_rule.cc under its own symbol for these sizes."""
-    buffers = [type_ for type_, _ in held(group, key_dim, value_dim).values()]
-    symbol = f"gated_delta_rule_bf16_{group}x{key_dim}x{value_dim}"
-    return k.external(
-        symbol,
-        f"{symbol}.o",
-        [*buffers, i32, i32],
-        source="gated_delta_rule.cc",
-        defines={
-            "gated_delta_rule_bf16": symbol,
-            "DELTA_KEY": key_dim,
-            "DELTA_VALUE": value_dim,
-            "DELTA_TILE": tile_columns(value_dim),
-        },
+def _externals(
+    k: Kernel, group: int, key_dim: int, value_dim: int
+) -> tuple[ExternalFunction, ExternalFunction]:
+    """Both functions of gated_delta_rule.cc, under symbols of their own for these sizes."""
+    types = {name: type_ for name, (type_, _) in held(group, key_dim, value_dim).items()}
+    start, sizes = types.pop("l1_start"), f"{group}x{key_dim}x{value_dim}"
+    rule, begin = f"gated_delta_rule_bf16_{sizes}", f"begin_delta_rule_f32_{sizes}"
+    source = "gated_delta_rule.cc"
+    defines = {
+        "gated_delta_rule_bf16": rule,
+        "begin_delta_rule_f32": begin,
+        "DELTA_KEY": key_dim,
+        "DELTA_VALUE": value_dim,
+        "DELTA_TILE": tile_columns(value_dim),
+    }
+    return (
+        k.external(begin, f"{rule}.o", [start, types["l1_state"]], source, defines),
+        k.external(rule, f"{rule}.o", [*types.values(), i32, i32], source, defines),
     )
 
 

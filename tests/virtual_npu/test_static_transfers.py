@@ -366,7 +366,8 @@ def test_a_channel_that_a_loop_in_space_chooses() -> None:
     message = (
         "for which air-to-aie finds no channel of the core unless air-ping-pong-transform unrolls the loop; "
     )
-    assert_warning(of_herd(), "bundle-index", message)
+    warnings = {fault.kind: fault.message for fault in check(of_herd()).warnings}
+    assert message in warnings["bundle-index"]
 
 
 def test_a_stride_too_far_for_a_memtile() -> None:

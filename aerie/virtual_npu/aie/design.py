@@ -127,6 +127,8 @@ class Device:
     """The padding value of each channel that has another than 0."""
     bd_at: dict[tuple[Place, int], int] = field(default_factory=dict)
     """The descriptors of DMA programs, by tile and number."""
+    is_reset: bool = False
+    """Whether its cores keep the programs of the device before: loading it resets the array, each time."""
     whole_memory: dict[Place, int] = field(default_factory=dict)
     """Buffers for all of a tile's memory, where a sequence writes to addresses that no buffer has."""
 

@@ -3,7 +3,8 @@
 mlir-air resets the array between two points of a launch by loading a copy of the device whose cores are
 empty: there is no ELF for them, so a core begins again with the program that it has (mlir-air
 AIRRtToNpuPass.cpp, createLightweightResetDevice). An empty core that a sequence loads later on is that of the
-device before.
+device before. The firmware passes over a load of what is loaded already; but aircc has aiecc put an empty
+device before each of these (`--expand-load-pdis`), so that each load of such a copy resets the array.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def _keep(op: Operation, before: Device, loaded: Device) -> None:
             continue
         if why := _first_difference(before, loaded):
             raise unsupported(op, f"cores keep the programs of {symbol_name(before.name)}, {why}")
+        loaded.is_reset = True
         loaded.buffer_of |= before.buffer_of
         loaded.lock_of |= before.lock_of
         loaded.cores[number] = before.cores[own].clone()

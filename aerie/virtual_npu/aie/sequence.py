@@ -84,7 +84,8 @@ def emit_sequence(file: AieFile, device: Device, op: sequence.RuntimeSequenceOp)
 
 def _load(body: SequenceBody, device: Device, line: int) -> None:
     body.emit_line(f"co_await host.rest({line});")
-    body.emit_line(f"host.load(device_{device.number});")
+    again = "true" if device.is_reset else "false"
+    body.emit_line(f"host.load(device_{device.number}, {again});")
 
 
 def _emit_block(body: Body, block: Block) -> None:

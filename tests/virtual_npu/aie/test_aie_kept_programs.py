@@ -28,17 +28,16 @@ def _device(name: str, core: str, sequence: str = "", address: int = 2048) -> st
 
 
 def _design(address: int) -> str:
-    """A core that works once, for two points: the reset between them lets it begin again."""
+    """A core that works once, for three points: the reset between them lets it begin again, each time."""
     points = [
-        f"""{transfer("b", 16, "out", 0, offset=at).replace("1, 1, 1, 16", "1, 1, 1, 8")}
-      {transfer("a", 16, "in", 1, offset=at).replace("1, 1, 1, 16", "1, 1, 1, 8")}
+        f"""{transfer("b", 24, "out", 0, offset=at).replace("1, 1, 1, 24", "1, 1, 1, 8")}
+      {transfer("a", 24, "in", 1, offset=at).replace("1, 1, 1, 24", "1, 1, 1, 8")}
       aiex.npu.dma_wait {{symbol = @out}}"""
-        for at in (0, 8)
+        for at in (0, 8, 16)
     ]
-    sequence = f"""aie.runtime_sequence @twice(%a: memref<16xi32>, %b: memref<16xi32>) {{
-      {points[0]}
-      aiex.npu.load_pdi {{device_ref = @add_reset}}
-      {points[1]}
+    reset = "\n      aiex.npu.load_pdi {device_ref = @add_reset}\n      "
+    sequence = f"""aie.runtime_sequence @thrice(%a: memref<24xi32>, %b: memref<24xi32>) {{
+      {reset.join(points)}
     }}"""
     empty = "aie.core(%tile) {\n      aie.end\n    }"
     whole = _device("add", adder("%tile", "in", "out", 1, 5), sequence)
@@ -47,8 +46,8 @@ def _design(address: int) -> str:
 
 def test_empty_cores_begin_again_with_their_programs() -> None:
     program = Program.from_text(_design(2048), options=BuildOptions())
-    before = np.arange(16, dtype=np.int32)
-    outputs = program.run(before, np.zeros(16, np.int32)).outputs
+    before = np.arange(24, dtype=np.int32)
+    outputs = program.run(before, np.zeros(24, np.int32)).outputs
     assert np.array_equal(outputs[1], before + 5)
 
 
@@ -60,7 +59,7 @@ def test_buffers_at_other_addresses_are_refused() -> None:
         match=r"load_pdi: cores keep the programs of @add, which have own of tile .* at address 2048, and "
         r"DMAs then write to 1024: results would be wrong; .* one stack size, .* \(--stack-size=1024\)",
     ):
-        program.run(np.zeros(16, np.int32), np.zeros(16, np.int32))
+        program.run(np.zeros(24, np.int32), np.zeros(24, np.int32))
 
 
 def _sender(name: str, initial: str, more: str = "") -> str:

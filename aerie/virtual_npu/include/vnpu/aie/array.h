@@ -387,8 +387,8 @@ class Host final : public Actor {
   Await rest(int line);
   // The host takes microseconds for what the array does in nanoseconds.
   Await pause(int line);
-  // Loads a device; nothing is done where it is the one that runs.
-  void load(const DeviceTable &table);
+  // Loads a device; where it is the one that runs, nothing is done but `again`.
+  void load(const DeviceTable &table, bool again = false);
   Task *task(int channel, i64 repeat, bool sends_token);
   Await room(Task *task, int line);
   void start(Task *task, int line);

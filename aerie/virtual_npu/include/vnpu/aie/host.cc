@@ -54,8 +54,8 @@ int same_place(const DeviceTable &table, int buffer, const DeviceTable &other) {
 }  // namespace
 
 // Loading writes what the device says of a memory, and leaves the rest of it.
-void Host::load(const DeviceTable &table) {
-  if (array && &array->table == &table) return;
+void Host::load(const DeviceTable &table, bool again) {
+  if (array && &array->table == &table && !again) return;
   run.forget_turns();
   const DeviceTable *const last = array ? &array->table : nullptr;
   List<char *> left;
