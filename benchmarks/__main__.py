@@ -111,10 +111,8 @@ def print_record(out: Path) -> int:
     recorded = read_record(out)
     if not recorded:
         raise UserError(f"{out} has no comparison; `make bench` measures one")
-    console, sets = (
-        Console(),
-        {figures["title"]: figures for figures in sort_by_instruction_set(recorded["sets"])},
-    )
+    console = Console()
+    sets = {figures["title"]: figures for figures in sort_by_instruction_set(recorded["sets"])}
     for line in machine_lines(recorded["machine"]):
         console.print(line, highlight=False)
     print_tables(console, table_by_set(recorded["model"], sets))

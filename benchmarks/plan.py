@@ -145,14 +145,10 @@ def attention_flops(config: ModelConfig, tokens: int) -> float:
 
 def check_memory(config: ModelConfig, nbytes: int) -> None:
     """Raise TooLittleMemoryError if both sides and the checkpoint's `nbytes` in the page cache do not fit."""
-    names, positions = (
-        all_program_names(config, variant_set_for(config)),
-        min(PROMPT_LENGTHS[-1], config.context),
-    )
-    aerie_bytes, transformers_bytes = (
-        footprint(config, SessionNeeds(0, tuple(names), positions)).total,
-        reference_bytes(config, BF16_BYTES),
-    )
+    names = all_program_names(config, variant_set_for(config))
+    positions = min(PROMPT_LENGTHS[-1], config.context)
+    aerie_bytes = footprint(config, SessionNeeds(0, tuple(names), positions)).total
+    transformers_bytes = reference_bytes(config, BF16_BYTES)
     read = bytes_to_read()
     parts = (
         f" (ours {format_bytes(aerie_bytes)}, theirs {format_bytes(transformers_bytes)}, "

@@ -119,10 +119,8 @@ class SimulatedEngine:
             self._start_steps(now_s)
         elif len(self._running) < MAX_RUNNING_REQUESTS:
             remaining_steps = min(steps, max(1, math.ceil((now_s - began_s) / each_s)))
-            self._steps_in_progress, self.ends_s = (
-                (began_s, remaining_steps, each_s),
-                began_s + remaining_steps * each_s,
-            )
+            self._steps_in_progress = (began_s, remaining_steps, each_s)
+            self.ends_s = began_s + remaining_steps * each_s
 
     def step(self) -> list[SimulatedRequest]:
         """End the steps in progress, and start new ones. Returns the finished requests."""

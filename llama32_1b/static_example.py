@@ -33,10 +33,8 @@ def main(text: str) -> None:
     """Continue `text` by the rest of its last block, or by a block if that one is full."""
     table = json.loads((HERE / f"{STATIC_STEP_KIND}.args.json").read_text())
     sizes = StaticSizes(**table["sizes"])
-    program, checkpoint = (
-        read_program(HERE, STATIC_STEP_KIND),
-        open_checkpoint(find_checkpoint(table["model"])),
-    )
+    program = read_program(HERE, STATIC_STEP_KIND)
+    checkpoint = open_checkpoint(find_checkpoint(table["model"]))
     diffusion, vocab_size = checkpoint.config.diffusion, checkpoint.config.vocab_size
     assert diffusion is not None
     mask, block = diffusion.mask_token_id, sizes.block

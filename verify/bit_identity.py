@@ -193,10 +193,8 @@ def identity_of_continuation(subject: SessionUnderTest, prompt: Prompt) -> BitId
         return BitIdentity(CONTINUATION_NAME, broken="all of the prompt was computed again")
     alone = subject.forced_run(prompt_ids, answer.token_ids)
     computed = [array[:, first : answer.cached_tokens] for layer in alone.cache.layers for array in layer]
-    ours, expected = (
-        _with_logits(reused, np.stack(answer.logits)),
-        _with_logits(computed, alone.logits),
-    )
+    ours = _with_logits(reused, np.stack(answer.logits))
+    expected = _with_logits(computed, alone.logits)
     return compare(CONTINUATION_NAME, ours, expected)
 
 

@@ -119,10 +119,8 @@ def _problem(path: Path) -> str | None:
     check_shape(config)
     Weights(path, config)  # which looks at every tensor's shape and type
     tokens = min(USUAL_PROMPT, config.context)
-    needed, free = (
-        footprint(config, needs_for_prompt(config, variant_set_for(config), tokens)),
-        available_bytes(),
-    )
+    needed = footprint(config, needs_for_prompt(config, variant_set_for(config), tokens))
+    free = available_bytes()
     if free is not None and needed.total > free:
         return (
             f"it takes {format_bytes(needed.total)} of memory ({needed}), and {format_bytes(free)} are free"

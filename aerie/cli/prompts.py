@@ -54,10 +54,8 @@ def tokenize_prompt(
     text = read_prompt(given_text(arguments), arguments.prompt_file)
     ids = _encode(checkpoint.tokenizer, text, arguments, note)
     options = replace(options, prompt_tokens=len(ids))
-    seq_len, end = (
-        options.variant_set(checkpoint.config).seq_len,
-        options.context_end_policy(checkpoint.config),
-    )
+    seq_len = options.variant_set(checkpoint.config).seq_len
+    end = options.context_end_policy(checkpoint.config)
     check_prompt(ids, checkpoint.config, seq_len, past_context_allowed=end.drops)
     return TokenizedPrompt(text, ids, options)
 

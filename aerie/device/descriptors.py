@@ -60,10 +60,8 @@ def _steps(side: TransferSide, limits: DmaLimits) -> int:
         return 1
     walk, unrolled = contiguous(dims), 1
     for loop in _loops(side):
-        count, stride = (
-            trip_count(loop),
-            stride_of(side, loop.body.block.args[0], constant_int(loop.step) or 1),
-        )
+        count = trip_count(loop)
+        stride = stride_of(side, loop.body.block.args[0], constant_int(loop.step) or 1)
         if not count or count == 1 or not stride:
             continue
         longer = contiguous([(count, stride), *walk])

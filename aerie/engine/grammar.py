@@ -85,14 +85,10 @@ class GrammarCompiler:
         self.tokenizer, self._config = tokenizer, config
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._read, self._matchers = (
-            _LimitedCache[GrammarSource, CompiledGrammar](MAX_COMPILED_CHARACTERS, _characters),
-            _LimitedCache[str, _Matcher](MAX_MATCHERS),
-        )
-        self._refused, self._compile_lock = (
-            _LimitedCache[GrammarSource, str](MAX_REFUSED_CHARACTERS, _characters),
-            threading.Lock(),
-        )
+        self._read = _LimitedCache[GrammarSource, CompiledGrammar](MAX_COMPILED_CHARACTERS, _characters)
+        self._matchers = _LimitedCache[str, _Matcher](MAX_MATCHERS)
+        self._refused = _LimitedCache[GrammarSource, str](MAX_REFUSED_CHARACTERS, _characters)
+        self._compile_lock = threading.Lock()
 
     @property
     def vocab_size(self) -> int:

@@ -326,10 +326,8 @@ class PagedSequence:
 
     def _forget_tokens(self, length: int) -> None:
         del self.token_ids[length:], self._keys[length // PAGE_SIZE :]
-        self._reusable_length, self.gathered_length = (
-            min(self._reusable_length, length),
-            min(self.gathered_length, length),
-        )
+        self._reusable_length = min(self._reusable_length, length)
+        self.gathered_length = min(self.gathered_length, length)
 
     def _release_beyond(self, length: int) -> None:
         count = -(-length // PAGE_SIZE)
@@ -351,10 +349,8 @@ class PagedSequence:
         self._make_writable(positions.start, self.pages_needed_to_drop(positions))
         tokens = self.token_ids[:]
         count = len(tokens) - positions.stop
-        source, target = (
-            self.pool_positions(positions.stop, count),
-            self.pool_positions(positions.start, count),
-        )
+        source = self.pool_positions(positions.stop, count)
+        target = self.pool_positions(positions.start, count)
         self._forget_tokens(positions.start)
         layers, tables = self.pool.layers, rope.each(len(self.pool.layers))
         for (keys, values), keys_before_rope, table in zip(
@@ -372,11 +368,9 @@ class PagedSequence:
     def fork(self) -> PagedSequence:
         """A new sequence with the same tokens. Both share the pages until one writes."""
         copy = PagedSequence(self.pool)
-        copy._first_key, copy._reusable_length, copy.dropped_tokens = (
-            self._first_key,
-            self.reusable_length,
-            self.dropped_tokens,
-        )
+        copy._first_key = self._first_key
+        copy._reusable_length = self.reusable_length
+        copy.dropped_tokens = self.dropped_tokens
         self.pool.manager.retain(self.held_pages)
         copy.pages, copy.token_ids, copy._keys = self.pages[:], self.token_ids[:], self._keys[:]
         copy.first_held = self.first_held

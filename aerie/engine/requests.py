@@ -99,12 +99,10 @@ class Request:
         is_conversation: bool = False,
         resumes: AnswerState | None = None,
     ) -> None:
-        self.is_prefill_only, self.is_conversation, self.resumes, self.decode_path = (
-            is_prefill_only,
-            is_conversation,
-            resumes,
-            decode_path,
-        )
+        self.is_prefill_only = is_prefill_only
+        self.is_conversation = is_conversation
+        self.resumes = resumes
+        self.decode_path = decode_path
         self.is_active = not is_conversation
         self.prompt_source, self.prompt = prompt_source, tuple(prompt_source.tokens)
         self.prompt_ids = tuple(ids_only(self.prompt))
@@ -273,10 +271,8 @@ class Request:
     def _checked_input(self, length: int, draft_count: int) -> PassInput:
         if self.is_finished:
             return NO_INPUT
-        pass_input, size = (
-            self.strategy.next_input(length, draft_count),
-            self._scheduler.model.config.vocab_size,
-        )
+        pass_input = self.strategy.next_input(length, draft_count)
+        size = self._scheduler.model.config.vocab_size
         if wrong := [token for token in ids_only(pass_input.tentative_tokens) if not 0 <= token < size]:
             raise ValueError(f"token {wrong[0]} was drafted, and the vocabulary has 0 to {size - 1}")
         return pass_input
@@ -353,12 +349,10 @@ class LogitsRequest:
         is_kept: bool,
     ) -> None:
         self.sequence, self.rows = sequence, list[Row]()
-        self._prompt_source, self._first, self._logits_count, self._is_kept = (
-            prompt_source,
-            first,
-            logits_count,
-            is_kept,
-        )
+        self._prompt_source = prompt_source
+        self._first = first
+        self._logits_count = logits_count
+        self._is_kept = is_kept
         self._remaining = len(prompt_source.tokens)
         sequence.truncate(first)
         if is_kept and not first:

@@ -272,10 +272,8 @@ class Sampler:
         for token, bias in self.logit_bias.items():
             scores[token] += np.float32(bias)
         if self.repetition_penalty != 1:
-            penalised_ids, penalty = (
-                np.unique([*prompt_ids, *token_ids]).astype(np.intp),
-                self.repetition_penalty,
-            )
+            penalised_ids = np.unique([*prompt_ids, *token_ids]).astype(np.intp)
+            penalty = self.repetition_penalty
             with np.errstate(over="ignore"):
                 penalised = scores[penalised_ids]
                 scores[penalised_ids] = np.clip(

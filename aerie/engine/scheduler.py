@@ -161,10 +161,8 @@ class Scheduler(Admission):
         rows of its tokens, in order, step by step. Raises as add_request."""
         if wanted is WantedRows.LOGITS:
             self.model.config.roles.check_answers()
-        source, factory = (
-            prompt_source(prompt),
-            prefill_only_factory(on_rows, wanted, self._executor.diffusion_block),
-        )
+        source = prompt_source(prompt)
+        factory = prefill_only_factory(on_rows, wanted, self._executor.diffusion_block)
         check_generation(self.model, source.tokens, 1, sampler := Sampler())
         decode = self.model.variant_set.decode_path
         return self._enqueue(
@@ -290,10 +288,11 @@ class Scheduler(Admission):
         rows = sum(len(piece.tokens) for piece in pieces)
         self.stats = replace(self.stats, steps=self.stats.steps + 1, rows=self.stats.rows + rows)
         with defer_interrupt():
-            for request, due, piece in chosen:
-                if due.logits_count:
-                    stay = request.update(due, [*itertools.islice(logits, due.logits_count)])
-                    self._executor.accept(piece.sequence, due.tentative_tokens[:stay])
+            for request, pass_input, piece in chosen:
+                if pass_input.logits_count:
+                    own_logits = [*itertools.islice(logits, pass_input.logits_count)]
+                    accepted = request.update(pass_input, own_logits)
+                    self._executor.accept(piece.sequence, pass_input.tentative_tokens[:accepted])
                 piece.sequence.release_behind_window()
         self._compile_ahead(chosen)
         if any(request.is_finished for request, _, _ in chosen):
@@ -389,35 +388,28 @@ class Scheduler(Admission):
 
     def _row_shares(self, inputs: Mapping[Request, PassInput]) -> dict[bool, int]:
         """Rows of the next step for prefill-only requests (True) and for all others (False)."""
-        prefill_only = sum(len(due.tokens) for one, due in inputs.items() if one.is_prefill_only)
-        others = self._rows_for(sum(len(due.tokens) for due in inputs.values()) - prefill_only)
+        prefill_only = sum(len(each.tokens) for request, each in inputs.items() if request.is_prefill_only)
+        others = self._rows_for(sum(len(each.tokens) for each in inputs.values()) - prefill_only)
         if not (prefill_only and others):
             return {False: others, True: min(self._rows_for(prefill_only), MAX_PREFILL_ONLY_TOKENS)}
-        max_rows, min_rows = (
-            self._executor.max_rows,
-            min(prefill_only, max(MIN_PREFILL_ONLY_ROWS, self._executor.diffusion_block)),
-        )
-        if min_rows + sum(len(due.tokens) for due in inputs.values() if due.is_decode) > max_rows:
-            min_rows *= (
-                self.stats.steps % MIN_PREFILL_ONLY_ROWS == 0
-            )  # answers that leave no row make way for it at times
+        max_rows = self._executor.max_rows
+        min_rows = min(prefill_only, max(MIN_PREFILL_ONLY_ROWS, self._executor.diffusion_block))
+        decode_rows = sum(len(each.tokens) for each in inputs.values() if each.is_decode)
+        if min_rows + decode_rows > max_rows and self.stats.steps % MIN_PREFILL_ONLY_ROWS:
+            return {False: min(others, max_rows), True: 0}  # answers leave no row, and make way at times only
         others = min(others, max_rows - min_rows)
         return {
             False: others,
-            True: min(prefill_only, self._executor.padded_rows(others + min_rows) - others)
-            if min_rows
-            else 0,
+            True: min(prefill_only, self._executor.padded_rows(others + min_rows) - others),
         }
 
     def _inputs(self, active: Sequence[Request]) -> dict[Request, PassInput]:
         """The input of each request, with as many drafts as pay off."""
         inputs = {one: self._input_for(one) for one in active}
-        if not any(due.drafts.max_drafts for due in inputs.values()):
+        estimates = [each.drafts for each in inputs.values()]
+        if not any(each.max_drafts for each in estimates):
             return inputs
-        decoding, estimates = (
-            sum(due.is_decode for due in inputs.values()),
-            [due.drafts for due in inputs.values()],
-        )
+        decoding = sum(each.is_decode for each in inputs.values())
         with_drafts = [
             (one, count)
             for one, count in zip(inputs, allocate_drafts(decoding, estimates), strict=True)

@@ -119,10 +119,8 @@ class RankWeights:
 
     def keys(self) -> tuple[int, int]:
         """First element and count of this rank's key/value heads. Ranks may share heads."""
-        heads, kv_heads = (
-            max(1, self.config.num_key_value_heads // self.ranks),
-            self.config.num_key_value_heads,
-        )
+        heads = max(1, self.config.num_key_value_heads // self.ranks)
+        kv_heads = self.config.num_key_value_heads
         return self.rank * kv_heads // self.ranks * self.config.head_dim, heads * self.config.head_dim
 
     def ffn(self) -> tuple[int, int]:

@@ -65,10 +65,8 @@ def make_app(models: ModelManager) -> ASGIApp:
         await models.end()
 
     app = _app_with_routes(lifespan)
-    app.state.models, app.state.store = (
-        models,
-        ResponseStore(models.limits.max_stored, models.limits.max_stored_bytes),
-    )
+    app.state.models = models
+    app.state.store = ResponseStore(models.limits.max_stored, models.limits.max_stored_bytes)
     return with_guards(BodyMiddleware(ModelMiddleware(app, models, app.router), app), models, app)
 
 

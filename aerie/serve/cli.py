@@ -93,10 +93,8 @@ def serve(arguments: argparse.Namespace) -> int:
     _tune_interpreter()
     limits, report = _limits(arguments), Reporter()
     models_by_name = parse_models(arguments.model, arguments.models_dir, arguments.name)
-    drafts, aliases = (
-        parse_drafts(arguments.draft, models_by_name),
-        parse_aliases(arguments.alias, models_by_name),
-    )
+    drafts = parse_drafts(arguments.draft, models_by_name)
+    aliases = parse_aliases(arguments.alias, models_by_name)
     runtime = ModelFlags(
         arguments.backend,
         arguments.numerics,

@@ -249,12 +249,10 @@ class Listener:
         limit: int,
     ) -> None:
         listening.setblocking(False)
-        self._listening, self._make, self._connections, self._max_connections = (
-            listening,
-            make,
-            connections,
-            limit,
-        )
+        self._listening = listening
+        self._make = make
+        self._connections = connections
+        self._max_connections = limit
         self._was_logged = False
         self._task = asyncio.create_task(self._accept_all())
 

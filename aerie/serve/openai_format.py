@@ -54,10 +54,8 @@ def count_usage(finished: Iterable[FinishInfo], choices: int) -> CompletionUsage
     """Sum the counts of all outputs. A prompt counts once, however many choices it has."""
     outputs = list(finished)
     firsts = outputs[::choices]
-    prompt, completion = (
-        sum(output.prompt_tokens for output in firsts),
-        sum(output.completion_tokens for output in outputs),
-    )
+    prompt = sum(output.prompt_tokens for output in firsts)
+    completion = sum(output.completion_tokens for output in outputs)
     drafted, accepted = sum(output.drafted for output in outputs), sum(output.accepted for output in outputs)
     return CompletionUsage(
         prompt_tokens=prompt,
@@ -175,10 +173,8 @@ class ChatWriter(OpenAIWriter):
         thinking = _thinking_fields(output.thinking) if self._with_thinking else {}
         message = ChatCompletionMessage(role="assistant", content=output.text, refusal=None, **thinking)
         if output.tool_calls:
-            message.content, message.tool_calls = (
-                output.text or None,
-                [_tool_call(call) for call in output.tool_calls],
-            )
+            message.content = output.text or None
+            message.tool_calls = [_tool_call(call) for call in output.tool_calls]
         logprobs = (
             ChoiceLogprobs(content=_logprob_entries(output.logprobs), refusal=None)
             if self._with_logprobs

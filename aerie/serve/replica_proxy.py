@@ -70,12 +70,10 @@ class ReplicaProxy:
         limits: ServerLimits,
         queue_full_error: type[Exception],
     ) -> None:
-        self.limits, self._send_to_replica, self._tokenizer, self._queue_full_error = (
-            limits,
-            send_to_replica,
-            tokenizer,
-            queue_full_error,
-        )
+        self.limits = limits
+        self._send_to_replica = send_to_replica
+        self._tokenizer = tokenizer
+        self._queue_full_error = queue_full_error
         self._tasks: set[asyncio.Task[None]] = set()
         self._encoding = ThreadPoolExecutor(MAX_CONCURRENT_RENDERS, "encoding")
         self._encoding_large = ThreadPoolExecutor(1, "encoding large")

@@ -110,10 +110,8 @@ class Guard:
 
     def _check(self, path: str, method: str, headers: Headers) -> None:
         """Raise ApiError if the request is not allowed."""
-        limit, size = (
-            self._service.limits.header_bytes,
-            sum(len(name) + len(value) for name, value in headers.raw),
-        )
+        limit = self._service.limits.header_bytes
+        size = sum(len(name) + len(value) for name, value in headers.raw)
         if size > limit:
             raise ApiError(431, f"the headers have {size} bytes, and {limit} is the limit; send fewer")
         check_origin(self._service.limits, method, path, headers)

@@ -69,12 +69,10 @@ class RequestOutputs:
         heartbeat_s: float,
         on_closed: Callable[[RequestOutputs], None],
     ) -> None:
-        self._worker, self._request_log, self._heartbeat_s, self._on_closed = (
-            worker,
-            request_log,
-            heartbeat_s,
-            on_closed,
-        )
+        self._worker = worker
+        self._request_log = request_log
+        self._heartbeat_s = heartbeat_s
+        self._on_closed = on_closed
         self.requests = requests
         self._queue: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()

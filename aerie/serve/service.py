@@ -413,10 +413,8 @@ class ModelService:
 
     def submit(self, requests: Sequence[OutputRequest], request_log: RequestLog) -> RequestOutputs:
         """Submit the outputs of a request. Raises ApiError 429 if the queue is full."""
-        limit, unfinished = (
-            MAX_RUNNING_REQUESTS + self.limits.queue,
-            sum(one.unfinished_count for one in self._outputs),
-        )
+        limit = MAX_RUNNING_REQUESTS + self.limits.queue
+        unfinished = sum(one.unfinished_count for one in self._outputs)
         if unfinished + max_concurrent(requests) > limit:
             after = min(60, max(1, math.ceil(self.metrics.mean_s * unfinished / MAX_RUNNING_REQUESTS)))
             raise ApiError(
@@ -426,9 +424,9 @@ class ModelService:
                 code="queue_full",
                 retry_after=after,
             )
-        request_log.model, request_log.prompt_tokens = (
-            self.name,
-            sum(len(prompt) for prompt in {id(one.prompt): one.prompt for one in requests}.values()),
+        request_log.model = self.name
+        request_log.prompt_tokens = sum(
+            len(prompt) for prompt in {id(one.prompt): one.prompt for one in requests}.values()
         )
         outputs = RequestOutputs(
             self.worker, requests, request_log, self.limits.heartbeat_s, self._outputs.discard

@@ -67,10 +67,8 @@ class OpenedModel:
             output_request.sampler,
         )
         output_request.decode_config.strategy_factory(self.session.model.config, output_request.sampler)
-        pages, needed = (
-            self.scheduler.pool.manager.page_count,
-            -(-(len(output_request.prompt) + 1) // PAGE_SIZE),
-        )
+        pages = self.scheduler.pool.manager.page_count
+        needed = -(-(len(output_request.prompt) + 1) // PAGE_SIZE)
         if needed > pages:
             raise PoolFullError(needed, pages, pages)
 

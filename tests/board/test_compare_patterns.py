@@ -19,7 +19,7 @@ def numbers(rows: int = 64, columns: int = 64, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal((rows, columns))
 
 
-def patterns_of(change: Callable[[Array], None], noise: float = 0.0, previous: Array | None = None) -> str:
+def patterns_of(change: Callable[[Array], object], noise: float = 0.0, previous: Array | None = None) -> str:
     """Describe a result that `change` made wrong, with `noise` on all of it."""
     want = numbers()
     got = want + noise * numbers(seed=1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -57,8 +59,9 @@ def test_in_an_import(target: str, module: str, words: list[str]) -> None:
 
 def test_an_interrupt_in_a_finaliser_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other exceptions are reported as Python reports them."""
-    handled, reported = [], []
-    monkeypatch.setattr(interrupts._thread, "interrupt_main", lambda: handled.append(1))
+    handled: list[int] = []
+    reported: list[Any] = []
+    monkeypatch.setattr(_thread, "interrupt_main", lambda: handled.append(1))
     monkeypatch.setattr(sys, "__unraisablehook__", reported.append)
     for kind in (KeyboardInterrupt, ValueError):
         interrupts._unraisable(SimpleNamespace(exc_type=kind))

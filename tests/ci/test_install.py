@@ -410,9 +410,12 @@ def test_clean_leaves_nothing_of_ours(tmp_path: Path) -> None:
 
 def test_two_commands_set_up_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits, order = threading.Event(), list[str]()
-    monkeypatch.setattr(
-        make_venv, "print", lambda *words, **_: (order.append(*words), waits.set()), raising=False
-    )
+
+    def note(*words: str, **_: object) -> None:
+        order.append(*words)
+        waits.set()
+
+    monkeypatch.setattr(make_venv, "print", note, raising=False)
 
     def second() -> None:
         with make_venv.alone(tmp_path):

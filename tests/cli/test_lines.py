@@ -116,7 +116,7 @@ def test_lines_are_known_in_the_next_chat(state):
 def test_an_unwritable_history_is_reported(state, monkeypatch):
     pytest.importorskip("readline")
     state.write_text("a file in its place")
-    notes = []
+    notes: list[str] = []
     with line_editing(notes.append):
         pass
     (note,) = notes

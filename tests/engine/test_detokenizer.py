@@ -1,7 +1,7 @@
 """Text token by token is the decoder's, whatever the tokenizer; bytes are the tokens' own."""
 
 import json
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from hypothesis import given, settings
@@ -48,15 +48,14 @@ def word_piece():
     return with_decoder(models.WordPiece(vocabulary, unk_token="<unk>"), decoders.WordPiece(cleanup=False))
 
 
+def metaspace(scheme):
+    return bpe(decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)]))
+
+
 KINDS = {
     "byte level": byte_level,
     "llama 2": lambda: bpe(decoders.Sequence(LLAMA_2)),
-    **{
-        f"metaspace {scheme}": lambda scheme=scheme: bpe(
-            decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)])
-        )
-        for scheme in ("always", "first", "never")
-    },
+    **{f"metaspace {scheme}": partial(metaspace, scheme) for scheme in ("always", "first", "never")},
     "unigram": lambda: unigram(decoders.Metaspace()),
     "word piece": word_piece,
     "none": lambda: unigram(decoders.Fuse()),

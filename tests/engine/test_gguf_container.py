@@ -6,6 +6,7 @@ import math
 import struct
 import tracemalloc
 from contextlib import suppress
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,7 +19,7 @@ from aerie.engine.gguf import block_types
 from aerie.engine.gguf.container import GGUFError, is_gguf, read_container
 from tests.gguf_files import header, key, string, tensor
 
-VALUES = {
+VALUES: dict[str, Any] = {
     "a.uint8": 200,
     "a.negative": -3,
     "a.large": 1 << 40,

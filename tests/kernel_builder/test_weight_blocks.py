@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ SIZES = [(32, 256), (64, 512), (1, 1), (33, 257), (576, 576), (192, 1536), (5, 8
 def _drawn(block: WeightBlock, rows: int, columns: int) -> GroupedWeights:
     rng = np.random.default_rng(rows * 1000 + columns)
     low, high = block.code_range
-    dtype = np.uint8 if block.bits == 4 else np.int8
+    dtype: Any = np.uint8 if block.bits == 4 else np.int8
     groups = rows, -(-columns // GROUP)
     minima = rng.standard_normal(groups).astype(ml_dtypes.bfloat16) if block.has_minima else None
     codes = rng.integers(low, high + 1, (rows, columns)).astype(dtype)

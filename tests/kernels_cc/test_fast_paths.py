@@ -66,9 +66,8 @@ def test_rounding_to_bf16(plain: Any, fast: Any, name: str) -> None:
 def arguments_of_exp2() -> np.ndarray[Any, Any]:
     """f32 of every kind, and those around where results end to be normal numbers, alone among others."""
     edges = np.array([-128, -127, -126.5, -126, -125.5, 127.5, 128, 129, np.nan, np.inf, -np.inf])
-    near = np.float32(
-        [np.nextafter(np.float32(edges), np.float32(to)) for to in (-1e9, 1e9)] + [edges]
-    ).ravel()
+    narrow = edges.astype(np.float32)
+    near = np.concatenate([*(np.nextafter(narrow, np.float32(to)) for to in (-1e9, 1e9)), narrow])
     lone = np.tile(np.linspace(-30, 1, 32, dtype=np.float32), (near.size, 1))
     lone[:, 5] = near  # one lane outside, all others inside
     spread = np.linspace(-140, 140, 32 * 400, dtype=np.float32)

@@ -37,7 +37,7 @@ def as_f32(array: Array) -> Array:
     return array.astype(np.float32)
 
 
-BINARY = {
+BINARY: dict[str, tuple[int, Any, Callable[[Array, Array], Array]]] = {
     "add_bf16": (32, BF16, lambda a, b: a + b),
     "sub_bf16": (16, BF16, lambda a, b: a - b),
     "mul_bf16": (64, BF16, lambda a, b: a * b),

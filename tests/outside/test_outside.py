@@ -125,7 +125,8 @@ def line(test: str, status: str, error: str = "", message: str = "so it is", **m
 
 def called(test: str, last: str) -> str:
     """A tool was called as it should be, and an answer without words followed."""
-    return line(test, "fail", "schema", steps=[{}, {"response": last}], **{suites.CALLED: True})
+    more: dict[str, Any] = {suites.CALLED: True, "steps": [{}, {"response": last}]}
+    return line(test, "fail", "schema", **more)
 
 
 def test_the_log_of_the_tester() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -65,8 +67,8 @@ def contract(name, m=8, k=8, n=8, ab="bf16", cd="f32", transposed=False):
 
 
 # Blocks that the compiler takes through bfp16, and those it does not.
-BLOCKS = {"full": {}, "half": {"m": 4}, "turned": {"transposed": True}}
-EXACT = {
+BLOCKS: dict[str, dict[str, Any]] = {"full": {}, "half": {"m": 4}, "turned": {"transposed": True}}
+EXACT: dict[str, dict[str, Any]] = {
     "narrow": {"n": 4},
     "small": {"m": 4, "n": 4},
     "deep": {"k": 16},

@@ -76,10 +76,8 @@ def questions(seed: int, count: int, hops: int) -> list[Question]:
     """`count` questions, each about a text of its own."""
     rng = np.random.default_rng(seed)
     names = chains(rng, count)
-    chunks, question_tokens = (
-        statements(rng, names),
-        make_questions(rng, names, np.full((count, 1), hops))[:, 0],
-    )
+    chunks = statements(rng, names)
+    question_tokens = make_questions(rng, names, np.full((count, 1), hops))[:, 0]
     return [
         Question(
             (*(tuple(chunk[n].tolist()) for chunk in chunks), tuple(question_tokens[n, :2].tolist())),

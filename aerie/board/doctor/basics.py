@@ -94,10 +94,8 @@ def compiler(machine: ExaminedMachine) -> CheckResult:
         return CheckResult(
             CheckStatus.WARNING, actual, required, "install one (Debian, Ubuntu: apt install g++)"
         )
-    answer, path = (
-        machine.run_tool([*known_compiler.command, "--version"]),
-        shlex.join(known_compiler.command),
-    )
+    answer = machine.run_tool([*known_compiler.command, "--version"])
+    path = shlex.join(known_compiler.command)
     fix = "install a newer one (Debian, Ubuntu: apt install g++), or name it with VNPU_CXX"
     if answer.problem:
         return CheckResult(CheckStatus.FAILED, f"{path}, but {answer.problem}", required, fix)

@@ -48,10 +48,8 @@ def check_core_channels(scope: ArrayConfiguration) -> Iterator[Finding]:
     advice = "send several over one channel, or compile with --air-channel-multiplexing=L1"
     limits = scope.device.core
     for name, herds in scope.herds.items():
-        place, streams = (
-            scope.report_name(name),
-            [core_streams(scope, herds, core) for core in core_ids(herds[0])],
-        )
+        place = scope.report_name(name)
+        streams = [core_streams(scope, herds, core) for core in core_ids(herds[0])]
         into, out = (max((len(found[i]) for found in streams), default=0) for i in range(2))
         yield ResourceUsage(
             place, "input channels", into, limits.s2mm_channels, TARGET_MODEL, advice, herds[0]

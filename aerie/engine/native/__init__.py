@@ -81,11 +81,9 @@ class KVPosition(ctypes.Structure):
             if visible.min() < 0 or visible.max() >= capacity:
                 raise IndexError(f"positions {visible.min()}..{visible.max()} in a cache of {capacity}")
             self._visible = np.ascontiguousarray(visible, np.int64)  # the pointer needs it alive
-            self.visible_start, self.visible_stop, self.visible = (
-                0,
-                len(self._visible),
-                self._visible.ctypes.data,
-            )
+            self.visible_start = 0
+            self.visible_stop = len(self._visible)
+            self.visible = self._visible.ctypes.data
 
 
 class StatePositions(ctypes.Structure):

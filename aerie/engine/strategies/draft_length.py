@@ -49,10 +49,8 @@ def _best_allocation(answers: int, estimates: Sequence[DraftEstimate]) -> list[i
         candidates[: max(PASS_COST_BY_ROWS) - answers], start=answers + 1
     ):
         estimate = estimates[number]
-        tokens, cost = (
-            tokens + ACCEPTANCE_DISCOUNT * probability,
-            cost + (0 if estimate.cost_is_total and counts[number] else estimate.cost),
-        )
+        tokens += ACCEPTANCE_DISCOUNT * probability
+        cost += 0 if estimate.cost_is_total and counts[number] else estimate.cost
         counts[number] += 1
         if (rate := tokens / (_cost(rows) + cost)) > best_rate:
             best, best_rate = list(counts), rate
