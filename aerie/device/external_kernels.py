@@ -179,7 +179,13 @@ def _recorded_objects(kernel: ExternalKernel, folders: Sequence[Path]) -> list[K
         return []
     if not isinstance(fields, dict) or fields.get("kind") != OBJECT_MARK:
         return []
-    items = [KernelObject(Path(part["source"]), tuple(part["flags"])) for part in fields["objects"]]
+    try:
+        items = [KernelObject(Path(part["source"]), tuple(part["flags"])) for part in fields["objects"]]
+    except (KeyError, TypeError):
+        raise KernelSourceError(
+            f"{path} does not say for each object its source and flags, so it was changed or written by another "
+            "version: compile the kernel again"
+        ) from None
     for item in items:
         if not item.source.is_file():
             raise KernelSourceError(

@@ -374,10 +374,15 @@ def test_make_test_toolchain_ends_as_tests_do(tmp_path: Path, monkeypatch, code:
     assert done.returncode == (0 if code == "0" else 2)
 
 
-def test_n_runs_nothing(tmp_path: Path) -> None:
-    done = make(tmp_path, "-n", "run")
+@pytest.mark.parametrize(
+    ("target", "printed"),
+    [("run", ".venv/bin/python -m aerie run --model="), ("test", ".venv/bin/python -m pytest -m")],
+)
+def test_n_runs_nothing(tmp_path: Path, target: str, printed: str) -> None:
+    done = make(tmp_path, "-n", target)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(".venv/bin/python -m aerie run --model=")
+    assert printed in done.stdout
+    assert "-m|" not in done.stdout  # what a Python that ran would have printed
 
 
 def test_a_python_that_is_too_old_or_not_there(tmp_path: Path) -> None:

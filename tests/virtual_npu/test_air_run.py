@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aerie.device.errors import KernelSourceError
-from aerie.device.external_kernels import ExternalKernel, constant_parameters, kernel_objects
+from aerie.device.external_kernels import OBJECT_MARK, ExternalKernel, constant_parameters, kernel_objects
 from aerie.virtual_npu.air_run import bindings, checkouts, compiler, environment, operations, table
 from aerie.virtual_npu.air_run import kernel_objects as objects_command
 from aerie.virtual_npu.air_run.__main__ import main
@@ -83,6 +83,15 @@ def test_an_object_holds_its_source_and_its_options(tmp_path: Path, monkeypatch:
     assert kernel_objects([kernel()], [tmp_path])[0].flags[-2:] == ("-D__AIEARCH__=20", "-D__AIE_ARCH__=20")
     source.unlink()
     with pytest.raises(KernelSourceError, match=r"own\.cc, which is gone: compile the kernel again"):
+        kernel_objects([kernel()], [tmp_path])
+
+
+@pytest.mark.parametrize("objects", ["", ', "objects": [{"source": "own.cc"}]', ', "objects": 3'])
+def test_an_object_with_our_mark_that_was_changed(tmp_path: Path, objects: str) -> None:
+    (tmp_path / "k.o").write_text(f'{{"kind": "{OBJECT_MARK}"{objects}}}')
+    with pytest.raises(
+        KernelSourceError, match=r"k\.o does not say for each object .*: compile the kernel again"
+    ):
         kernel_objects([kernel()], [tmp_path])
 
 
