@@ -25,6 +25,7 @@ from aerie.air_dialect.effects import (
     VIEW,
     VIEWS,
     WRITE,
+    Effect,
     accesses,
     memory_effects,
     only_reads,
@@ -129,13 +130,11 @@ def operation(name: str) -> Operation:
         ("memref.dealloc", [(0, FREE)]),
     ],
 )  # fmt: skip
-def test_what_an_operation_does_to_each_memref(name: str, found: list[tuple[int, object]]) -> None:
+def test_what_an_operation_does_to_each_memref(name: str, found: list[tuple[int, Effect]]) -> None:
     op = operation(name)
     assert memory_effects(op) == found
     assert [writes for _, writes in accesses(op)] == [
-        bool(effect & WRITE)
-        for _, effect in found
-        if effect & (READ | WRITE)  # type: ignore[operator]
+        bool(effect & WRITE) for _, effect in found if effect & (READ | WRITE)
     ]
 
 

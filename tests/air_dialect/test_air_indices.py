@@ -42,7 +42,7 @@ def made_in(body: str, arguments: str = "%n: index, %m: memref<8x16xf32>") -> di
 
 # ---- every operation, every reading ----
 
-READINGS: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {  # type: ignore[type-arg]
+READINGS: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {
     "numbers": (NUMBERS, set()),  # type: ignore[dict-item]
     "ranges": (INTERVALS, set()),  # type: ignore[dict-item]
     "multiples": (MULTIPLES, set()),  # type: ignore[dict-item]
@@ -53,7 +53,7 @@ READINGS: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {  # typ
 }
 CASTS = {f"arith.{name}" for name in ("index_cast", "index_castui", "extsi", "extui", "trunci")}
 SUMS = {IndexOperator.ADD, IndexOperator.SUBTRACT, IndexOperator.MULTIPLY, IndexOperator.CAST}
-FEW: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {  # type: ignore[type-arg]
+FEW: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {
     "linear forms": (LINEAR, SUMS),  # type: ignore[dict-item]
     "regular": (REGULAR, SUMS),  # type: ignore[dict-item]
     "reaches": (BOUNDS, SUMS),  # type: ignore[dict-item]

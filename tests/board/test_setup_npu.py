@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import venv
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -70,7 +70,8 @@ class Environment:
 
 
 def test_wheels_are_installed_and_a_second_time_costs_nothing(tmp_path: Path) -> None:
-    environment, notes = Environment(tmp_path / "venv"), []
+    environment = Environment(tmp_path / "venv")
+    notes: list[str] = []
     wheels, log = make_wheels(tmp_path / "wheels"), tmp_path / "build" / "log"
     install(notes.append, wheels, log, environment.pip, environment.version)
     assert {name: environment.version(name) for name in WANTED} == WANTED
@@ -140,7 +141,7 @@ def test_no_network(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def page() -> str:
+def page() -> Iterator[str]:
     """A wheel page of its own, which answers 404 for all but /there."""
 
     class Handler(BaseHTTPRequestHandler):

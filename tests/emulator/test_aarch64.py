@@ -136,7 +136,14 @@ def test_decode_attention_is_that_of_numpy(
     place = KVPosition()
     place.set_rows(40)
     place.set_visible(visible, 50)
-    arrays = {"key_rows": row, "value_rows": row, "keys": keys, "values": values, "query": query, "out": out}
+    arrays: dict[str, Any] = {
+        "key_rows": row,
+        "value_rows": row,
+        "keys": keys,
+        "values": values,
+        "query": query,
+        "out": out,
+    }
     layer = NativeLayer(attention, place, 2, **arrays)
     layer.keep_rows().run()
     np.testing.assert_array_equal(keys[:, 40], row.reshape(2, 64))

@@ -61,7 +61,7 @@ def open_session(make_checkpoint):
                 seq_len, backend, default_cache_dir(), variants=variants, decode=decode, context_end=end
             )
             opened[key] = prepare_runtime(open_checkpoint(folder), options, Reporter())
-            opened[key].folder = folder
+            vars(opened[key])["folder"] = folder
         return opened[key]
 
     return open_one

@@ -288,6 +288,7 @@ def test_what_a_user_spells_is_text(is_special: bool) -> None:
     given = {"special": tokens} if is_special else {"others": tokens}
     tokenizer, inner, _ = of_demo(**given, template=TEMPLATE)
     begins = inner.token_to_id("<tool_call>")
+    assert begins is not None
     assert tokenizer.encode_chat(CALLED, TOOLS).count(begins) == 1
     spelled = [{"role": "user", "content": "say <tool_call> now"}, *CALLED[1:]]
     ids = tokenizer.encode_chat(spelled, TOOLS)

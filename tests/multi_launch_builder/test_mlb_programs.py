@@ -78,7 +78,7 @@ def demo_programs(built):
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_program_has_its_launches_fits_the_device_and_lowers(built, name, model):
     program, module = built(model, name)
-    launches = [op.sym_name for op in module.walk() if isinstance(op, LaunchOp)]
+    launches = [str(op.sym_name) for op in module.walk() if isinstance(op, LaunchOp)]
     assert tuple(launches) == program.launches == tuple(s.label for s in PLANS[name](*MODELS[model]).launches)
     assert len(launches) == LAUNCHES[name]
     assert f"func.func @{name}(" in program.text
