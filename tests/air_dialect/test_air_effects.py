@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from xdsl.dialects.builtin import MemRefType, f32
 from xdsl.ir import Operation
@@ -55,9 +57,9 @@ def takes_memrefs(name: str) -> bool:
     return any(allows(operand.constr) for _, operand in cls.get_irdl_definition().operands)
 
 
-def allows(constraint: object) -> bool:
+def allows(constraint: Any) -> bool:
     try:
-        constraint.verify((MemRefType(f32, [4]),), VerificationContext())  # type: ignore[attr-defined]
+        constraint.verify((MemRefType(f32, [4]),), VerificationContext())
     except VerifyException:
         return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,8 @@ def times_plain(
         ]
         time += cost(sum(len(each.tokens) for each in tried), costs)
         for (_, strategy), each in zip(every, tried, strict=True):
-            strategy.update(each, [0] * each.logits_count)  # type: ignore[list-item]
+            rows: list[Any] = [0] * each.logits_count
+            strategy.update(each, rows)
     tokens = sum(len(one.token_ids) - 1 for one in making)
     return tokens / time / (len(names) / cost(len(names), costs))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -192,7 +193,7 @@ def test_pip_claims_success_but_installed_nothing(tmp_path: Path) -> None:
         install(print, wheels, tmp_path / "log", (str(tool(tmp_path / "pip", "exit 0")),), lambda _: None)
 
 
-HERE: Mapping[str, object] = {
+HERE: Mapping[str, Any] = {
     "machine": "x86_64",
     "system": "linux",
     "python": (3, 12),
@@ -201,7 +202,7 @@ HERE: Mapping[str, object] = {
 
 
 def test_a_machine_that_upstream_builds_for() -> None:
-    check_platform(**HERE)  # type: ignore[arg-type]
+    check_platform(**HERE)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +218,9 @@ def test_a_machine_that_upstream_builds_for() -> None:
     ],
     ids=str,
 )
-def test_a_machine_that_upstream_does_not_build_for(other: dict[str, object]) -> None:
+def test_a_machine_that_upstream_does_not_build_for(other: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="upstream builds no wheels for this machine"):
-        check_platform(**{**HERE, **other})  # type: ignore[arg-type]
+        check_platform(**{**HERE, **other})
 
 
 def test_the_pages_are_upstreams() -> None:

@@ -88,7 +88,8 @@ def attention(emulator: Emulator) -> NativeAttention:
 
     # Those of states are looked up, and never called: the demo has attention in every layer.
     names = ("keep_rows", "decode_attention", "store_state_rows", "gather_state_rows")
-    return NativeAttention(SimpleNamespace(**{name: function(name) for name in names}))  # type: ignore[arg-type]
+    library: Any = SimpleNamespace(**{name: function(name) for name in names})
+    return NativeAttention(library)
 
 
 def _pointers(layer: Any) -> list[Pointer]:

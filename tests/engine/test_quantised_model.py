@@ -33,6 +33,8 @@ FIELDS = ("wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down")
 class InBF16(Tensor):
     """The weights that a quantised tensor stands for, as a tensor of bf16."""
 
+    values: Any  # no field: `replace` keeps none of it
+
     @staticmethod
     def of(tensor: QuantisedTensor) -> InBF16:
         made = InBF16(**{name: getattr(tensor, name) for name in Tensor.__dataclass_fields__})
@@ -40,10 +42,10 @@ class InBF16(Tensor):
         return made
 
     def part(self, first: int, rows: int) -> Tensor:
-        return self._cut(vars(self)["values"][first : first + rows])
+        return self._cut(self.values[first : first + rows])
 
     def columns(self, first: int, count: int) -> Tensor:
-        return self._cut(vars(self)["values"][:, first : first + count])
+        return self._cut(self.values[:, first : first + count])
 
     def _cut(self, values: Any) -> Tensor:
         made = replace(self, shape=values.shape)
@@ -51,13 +53,13 @@ class InBF16(Tensor):
         return made
 
     def rows_into(self, out: Any, first: int) -> None:
-        out[...] = vars(self)["values"][first : first + len(out)]
+        out[...] = self.values[first : first + len(out)]
 
     def opened(self) -> Any:
         return self
 
     def row(self, out: Any, number: int) -> None:
-        out[...] = vars(self)["values"][number]
+        out[...] = self.values[number]
 
 
 def in_blocks(folder: Path, seed: int | None) -> Checkpoint:

@@ -28,6 +28,7 @@ from aerie.engine.tool_calls import (
     Tool,
     ToolCallFormat,
     Tools,
+    ToolsError,
     detect_format,
     read_tools,
 )
@@ -347,10 +348,10 @@ def test_what_a_user_spells_is_text(is_special: bool) -> None:
     ],
 )
 def test_tools_that_are_none(tools: Any, choice: Any, place: str, message: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(ToolsError) as refused:
         read_tools(tools, choice)
     assert message in str(refused.value)
-    assert refused.value.place == place  # type: ignore[attr-defined]
+    assert refused.value.place == place
 
 
 def test_no_tools_to_call() -> None:

@@ -425,10 +425,14 @@ def test_an_encoder_of_images_is_refused(inputs, outputs):
 # ---- what is read from memory ----
 
 
+def known(number: int | None) -> int:
+    assert number is not None
+    return number
+
+
 def trips(*bounds: SSAValue) -> int:
     """Of a loop with a first value, an end and a step that are constants."""
-    first, end, step = (constant_int(bound) or 0 for bound in bounds)
-    return len(range(first, end, step))
+    return len(range(*(known(constant_int(bound)) for bound in bounds)))
 
 
 def repeats(op):
@@ -452,9 +456,9 @@ def reads(program):
         for side in transfer_sides(op):
             argument: Any = root_value(side.memref)
             if side.reads and side.space == 0 and isinstance(argument.owner.parent_op(), func.FuncOp):
-                found[program.arguments[argument.index].name] += math.prod(
-                    size or 0 for size in side.sizes
-                ) * repeats(op)
+                found[program.arguments[argument.index].name] += math.prod(map(known, side.sizes)) * repeats(
+                    op
+                )
     return found
 
 

@@ -20,7 +20,7 @@ from aerie.serve.ollama_format import OllamaWriter
 from aerie.serve.output_processor import LENGTH, FinishInfo, OutputDelta
 
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
-USER = [{"role": "user", "content": FRANCE}]
+USER: Any = [{"role": "user", "content": FRANCE}]
 GREEDY: dict[str, Any] = {"temperature": 0}
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -123,7 +123,8 @@ def test_options_are_those_of_the_other_apis(serving: Any) -> None:
     stopped = post(serving, "/api/chat", messages=USER, options=GREEDY | {"stop": ["Par"]}, stream=False)
     assert (stopped["message"]["content"], stopped["done_reason"]) == ("The capital of France is ", "stop")
     for unlimited in (-2, -1, 0):
-        request = OllamaChatRequest(model="demo", options={"num_predict": unlimited})  # type: ignore[arg-type]
+        given: Any = {"num_predict": unlimited}
+        request = OllamaChatRequest(model="demo", options=given)
         assert request.max_new_tokens is None
 
 
@@ -175,12 +176,12 @@ def test_tools_are_called_and_their_results_taken(serving: Any) -> None:
 
 def test_the_tool_calls_of_history_get_ids() -> None:
     other = {"id": "own", "function": {"name": "time", "arguments": {}}}
-    messages = [
+    messages: Any = [
         {"role": "assistant", "tool_calls": [CALL, other]},
         {"role": "tool", "tool_name": "time", "content": "noon"},
         {"role": "tool", "content": "rain"},
     ]
-    _, time, rain = OllamaChatRequest(model="demo", messages=messages).chat.messages  # type: ignore[arg-type]
+    _, time, rain = OllamaChatRequest(model="demo", messages=messages).chat.messages
     assert (time["tool_call_id"], rain["tool_call_id"]) == ("own", "call_0_0")
 
 
@@ -209,7 +210,7 @@ def test_a_truncated_call_is_left_out() -> None:
 
 def test_thinking_is_for_the_template() -> None:
     def arguments(think: Any) -> Any:
-        return OllamaChatRequest(model="demo", messages=USER, think=think).template_arguments  # type: ignore[arg-type]
+        return OllamaChatRequest(model="demo", messages=USER, think=think).template_arguments
 
     assert arguments(None) is None
     assert arguments(False) == {"enable_thinking": False}

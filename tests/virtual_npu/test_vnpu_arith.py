@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, ItemsView
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -47,15 +48,15 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def add(name: str, types: tuple[str, ...], reference: Reference, operation: str = "", **more: object) -> None:
+def add(name: str, types: tuple[str, ...], reference: Reference, operation: str = "", **more: Any) -> None:
     """A case of two operands per type; `operation` where it is not written as most are."""
     for t in types:
         text = operation or f"{name} {{0}}, {{1}} : {{t}}"
-        label = "_".join([name.replace(".", "_").replace(" ", "_"), t, *more.get("results", ())])  # type: ignore[misc]
-        CASES[label] = Case(text, t, reference, **{"operands": 2, **more})  # type: ignore[arg-type]
+        label = "_".join([name.replace(".", "_").replace(" ", "_"), t, *more.get("results", ())])
+        CASES[label] = Case(text, t, reference, **{"operands": 2, **more})
 
 
-def add_one(name: str, types: tuple[str, ...], reference: Reference, to: str = "", **more: object) -> None:
+def add_one(name: str, types: tuple[str, ...], reference: Reference, to: str = "", **more: Any) -> None:
     """A case of one operand per type; `to` is the type it is converted to."""
     results = {"results": (to,)} if to else {}
     text = f"{name} {{0}} : {{t}}" + (" to {r0}" if to else "")
@@ -63,6 +64,7 @@ def add_one(name: str, types: tuple[str, ...], reference: Reference, to: str = "
 
 
 def each(operations: dict[str, Reference]) -> ItemsView[str, Reference]:
+    """What `dict.items` gives, of the type that `add` takes."""
     return operations.items()
 
 
@@ -71,7 +73,9 @@ def wide(reference: Reference) -> Reference:
 
     def apply(*arrays: np.ndarray) -> np.ndarray:
         kind = np.float64 if arrays[0].dtype == np.float64 else np.float32
-        return reference(*[a.astype(kind) for a in arrays]).astype(arrays[0].dtype)  # type: ignore[union-attr]
+        found = reference(*[a.astype(kind) for a in arrays])
+        assert not isinstance(found, tuple)
+        return found.astype(arrays[0].dtype)
 
     return apply
 
