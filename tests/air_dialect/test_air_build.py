@@ -201,8 +201,8 @@ def test_values_of_blocks_that_run_before() -> None:
 
 
 def test_memory_space() -> None:
-    assert memory_space(L3) == MemorySpace.L3 == 0
-    assert memory_space(L1) == MemorySpace.L1 == 2
+    assert [memory_space(level) for level in (L3, L1)] == [MemorySpace.L3, MemorySpace.L1]
+    assert [int(space) for space in (MemorySpace.L3, MemorySpace.L1)] == [0, 2]
     assert memory_space(MemRefType(bf16, [1], memory_space=IntegerAttr(1, i32))) == MemorySpace.L2
     assert [memory_space_name(space) for space in (0, 1, 2, 7)] == ["L3", "L2", "L1", "7"]
     with pytest.raises(ValueError, match=r"i32 is not a memref: only a memref has a memory space"):

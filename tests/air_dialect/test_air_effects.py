@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from xdsl.dialects.builtin import MemRefType, f32
 from xdsl.ir import Operation
@@ -25,6 +27,7 @@ from aerie.air_dialect.effects import (
     VIEW,
     VIEWS,
     WRITE,
+    Effect,
     accesses,
     memory_effects,
     only_reads,
@@ -54,9 +57,9 @@ def takes_memrefs(name: str) -> bool:
     return any(allows(operand.constr) for _, operand in cls.get_irdl_definition().operands)
 
 
-def allows(constraint: object) -> bool:
+def allows(constraint: Any) -> bool:
     try:
-        constraint.verify((MemRefType(f32, [4]),), VerificationContext())  # type: ignore[attr-defined]
+        constraint.verify((MemRefType(f32, [4]),), VerificationContext())
     except VerifyException:
         return False
     return True
@@ -129,13 +132,11 @@ def operation(name: str) -> Operation:
         ("memref.dealloc", [(0, FREE)]),
     ],
 )  # fmt: skip
-def test_what_an_operation_does_to_each_memref(name: str, found: list[tuple[int, object]]) -> None:
+def test_what_an_operation_does_to_each_memref(name: str, found: list[tuple[int, Effect]]) -> None:
     op = operation(name)
     assert memory_effects(op) == found
     assert [writes for _, writes in accesses(op)] == [
-        bool(effect & WRITE)
-        for _, effect in found
-        if effect & (READ | WRITE)  # type: ignore[operator]
+        bool(effect & WRITE) for _, effect in found if effect & (READ | WRITE)
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from xdsl.dialects import scf
@@ -42,23 +43,23 @@ def made_in(body: str, arguments: str = "%n: index, %m: memref<8x16xf32>") -> di
 
 # ---- every operation, every reading ----
 
-READINGS: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {  # type: ignore[type-arg]
-    "numbers": (NUMBERS, set()),  # type: ignore[dict-item]
-    "ranges": (INTERVALS, set()),  # type: ignore[dict-item]
-    "multiples": (MULTIPLES, set()),  # type: ignore[dict-item]
+READINGS: dict[str, tuple[IndexAnalysis[Any], set[IndexOperator]]] = {
+    "numbers": (NUMBERS, set()),
+    "ranges": (INTERVALS, set()),
+    "multiples": (MULTIPLES, set()),
     "coordinates": (
         OF_COORDINATES,
         {IndexOperator.UNSIGNED_CEIL_DIVIDE, IndexOperator.UNSIGNED_MIN, IndexOperator.UNSIGNED_MAX},
-    ),  # type: ignore[dict-item]
+    ),
 }
 CASTS = {f"arith.{name}" for name in ("index_cast", "index_castui", "extsi", "extui", "trunci")}
 SUMS = {IndexOperator.ADD, IndexOperator.SUBTRACT, IndexOperator.MULTIPLY, IndexOperator.CAST}
-FEW: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {  # type: ignore[type-arg]
-    "linear forms": (LINEAR, SUMS),  # type: ignore[dict-item]
-    "regular": (REGULAR, SUMS),  # type: ignore[dict-item]
-    "reaches": (BOUNDS, SUMS),  # type: ignore[dict-item]
+FEW: dict[str, tuple[IndexAnalysis[Any], set[IndexOperator]]] = {
+    "linear forms": (LINEAR, SUMS),
+    "regular": (REGULAR, SUMS),
+    "reaches": (BOUNDS, SUMS),
     "affine text": (
-        TEXTS,  # type: ignore[dict-item]
+        TEXTS,
         {IndexOperator.ADD, IndexOperator.MULTIPLY, IndexOperator.MODULO, IndexOperator.FLOOR_DIVIDE,
          IndexOperator.CEIL_DIVIDE, IndexOperator.MIN, IndexOperator.MAX},
     ),

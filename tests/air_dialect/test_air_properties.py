@@ -5,7 +5,15 @@ import struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, FloatAttr, ModuleOp, VectorType, bf16, f32
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    DenseIntOrFPElementsAttr,
+    FloatAttr,
+    ModuleOp,
+    VectorType,
+    bf16,
+    f32,
+)
 
 from aerie import air_dialect
 
@@ -30,7 +38,7 @@ FLOATS = st.floats(width=32, allow_nan=False)
 
 @FEW
 @given(FLOATS, st.sampled_from([f32, bf16]))
-def test_float_constants(value: float, kind: type) -> None:
+def test_float_constants(value: float, kind: AnyFloat) -> None:
     attribute = FloatAttr(value, kind)
     again = round_trip(ModuleOp([arith.ConstantOp(attribute)]))
     constant = again.body.block.first_op
@@ -41,7 +49,7 @@ def test_float_constants(value: float, kind: type) -> None:
 
 @FEW
 @given(st.lists(FLOATS, min_size=4, max_size=4), st.sampled_from([f32, bf16]))
-def test_dense_float_constants(values: list[float], kind: type) -> None:
+def test_dense_float_constants(values: list[float], kind: AnyFloat) -> None:
     attribute = DenseIntOrFPElementsAttr.from_list(VectorType(kind, [2, 2]), values)
     again = round_trip(ModuleOp([arith.ConstantOp(attribute)]))
     constant = again.body.block.first_op

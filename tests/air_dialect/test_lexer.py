@@ -1,5 +1,8 @@
 """The lexer by one expression: the tokens and the errors of xDSL's; and types that are read once."""
 
+import re
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,9 +21,9 @@ PIECES = (
 )  # fmt: skip
 
 
-def tokens(lexer: MLIRLexer) -> list[object]:
+def tokens(lexer: MLIRLexer) -> list[Any]:
     """All tokens of a text: kinds and places; last the error, if there is one."""
-    found: list[object] = []
+    found: list[Any] = []
     try:
         while not found or found[-1][0] is not MLIRTokenKind.EOF:
             token = lexer.lex()
@@ -70,7 +73,7 @@ FUNCTION = "func.func @f(%a: {0}, %b: {0}) {{ return }}"
 )
 def test_a_type_that_was_read_before_is_the_same(type_, monkeypatch):
     text = FUNCTION.format(type_)
-    monkeypatch.setattr(parser_printer, "_PLAIN_TYPE", parser_printer.re.compile("(?!)"))
+    monkeypatch.setattr(parser_printer, "_PLAIN_TYPE", re.compile("(?!)"))
     plain = str(parse(text))
     monkeypatch.undo()
     monkeypatch.setattr(parser_printer, "_types", {})

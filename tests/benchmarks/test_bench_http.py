@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.engine.config import load_config
 from aerie.engine.generate import FinishReason
@@ -180,7 +181,7 @@ def test_a_server_that_never_gets_ready(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_a_whole_run_on_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     arguments = http.build_parser().parse_args(["--rounds", "2", "--tokens", "20"])
-    monkeypatch.setattr(http.folders, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(folders, "cache_folder", lambda: tmp_path)
     assert http.run(arguments) == 0
     shown = capsys.readouterr()
     assert "round 2 of 2" in shown.err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from aerie.common import cpu
 from aerie.common.errors import UserError
 from benchmarks import __main__ as command
-from benchmarks import comparison, worker
+from benchmarks import comparison
 from benchmarks.instruction_sets import OLD_VARIABLES, VARIABLES, SelectedSet, choose
 from benchmarks.worker import running_worker
 
@@ -79,6 +80,7 @@ def test_native_says_which_set_it_is(has):
     has("avx2", "avx512")
     (choice,) = choose("native")
     assert choice.title == "native, AVX-512"
+    assert choice.limits
     assert choice.limits.targets["prefill_ratio"] == 1.2
 
 
@@ -165,6 +167,8 @@ def test_the_limits_take_effect(tmp_path):
     pytest.importorskip("torch")
     least = cpu.instruction_sets()[0].name
     (choice,) = choose(least)
+    assert choice.limits
+    assert choice.best
     assert os.environ.keys().isdisjoint(choice.environment)
     with running_worker("theirs", {"folder": "none"}, tmp_path / "theirs.log", choice.environment) as theirs:
         answer = theirs("instructions")
@@ -195,9 +199,9 @@ def test_an_environment_reaches_a_process(tmp_path, monkeypatch):
     """As `working` starts it."""
     program = tmp_path / "side.py"
     program.write_text("import json, os\ninput()\nprint(json.dumps({'answer': os.environ['VNPU_MARCH']}))\n")
-    popen = worker.subprocess.Popen
+    popen = subprocess.Popen
     monkeypatch.setattr(
-        worker.subprocess, "Popen", lambda arguments, **named: popen([sys.executable, program], **named)
+        subprocess, "Popen", lambda arguments, **named: popen([sys.executable, program], **named)
     )
     with running_worker("ours", {}, tmp_path / "log", {"VNPU_MARCH": "x86-64-v3"}) as side:
         assert side("march") == "x86-64-v3"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.reporter import Reporter
@@ -73,7 +74,7 @@ def test_without_the_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def test_the_file_is_the_model_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llamacpp.folders, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(folders, "cache_folder", lambda: tmp_path)
     file = gguf_file(DEMO_FOLDER, "bf16", Reporter(quiet=True))
     written = file.stat()
     assert file.name == f"{DEMO_FOLDER.name}-bf16.gguf"
@@ -89,7 +90,7 @@ def test_a_whole_comparison(
 ) -> None:
     write_llama_bench(tmp_path, ANSWERS)
     monkeypatch.setenv("PATH", str(tmp_path) + os.pathsep + os.environ["PATH"])
-    monkeypatch.setattr(llamacpp.folders, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(folders, "cache_folder", lambda: tmp_path)
     options = ["--model", "demo", "--rounds", "1", "--tokens", "2"]
     assert llamacpp.main([*options, "--weights", "bf16", "--threads", "1", "--threads", "2"]) == 0
     table = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +74,7 @@ def two_hyperthreads(tmp_path, monkeypatch):
         for name, value in zip(("level", "type", "size"), values, strict=True):
             (folder / name).write_text(f"{value}\n")
     monkeypatch.setattr(machine, "CPUS", tmp_path)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
 
 
 def test_hyperthreads_are_no_cores(two_hyperthreads):
@@ -165,9 +167,9 @@ def side(tmp_path, monkeypatch):
         serve(module.Side())
         """)
     )
-    popen = worker.subprocess.Popen
+    popen = subprocess.Popen
     monkeypatch.setattr(
-        worker.subprocess, "Popen", lambda arguments, **named: popen([arguments[0], str(program)], **named)
+        subprocess, "Popen", lambda arguments, **named: popen([arguments[0], str(program)], **named)
     )
     env = {"PYTHONPATH": str(worker.REPOSITORY)}
     with running_worker("ours", {}, tmp_path / "ours.log", env) as made:
@@ -216,6 +218,7 @@ worker("compile")
 def test_a_side_ends_with_a_benchmark_that_is_killed(tiny, tmp_path):
     command_line = [sys.executable, "-c", ABANDONED, str(tmp_path), str(tiny)]
     with subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True, cwd=worker.REPOSITORY) as parent:
+        assert parent.stdout
         of_side = Path(f"/proc/{int(parent.stdout.readline())}/stat")
         while "compiling" not in (tmp_path / "ours.log").read_text():
             assert parent.poll() is None
@@ -303,7 +306,7 @@ def test_too_little_memory_comes_before_anything_is_written(monkeypatch, tmp_pat
 
 
 def test_torch_is_missed_before_anything_is_done(monkeypatch, capsys):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert command.main(["--model", "demo"]) == 2
     assert capsys.readouterr().err == (
         "error: transformers needs torch on the CPU, which is not installed; `make bench` installs it, as "
@@ -378,7 +381,7 @@ ONCE = ", transformers measured once where that is over a minute"
     ],
 )
 def test_the_duration_is_estimated(tiny, tmp_path, rounds, ours, theirs, note):
-    notes = []
+    notes: list[str] = []
     comparison = comparing(tiny, tmp_path, rounds, notes)
     comparison.samples.add("ours", "first_64", ours)
     comparison.samples.add("theirs", "first_64", theirs)
@@ -386,11 +389,10 @@ def test_the_duration_is_estimated(tiny, tmp_path, rounds, ours, theirs, note):
     assert notes == ([note] if note else [])
 
 
-def comparing(tiny, folder, rounds, notes) -> comparison.ComparisonRun:
+def comparing(tiny: Path, folder: Path, rounds: int, notes: list[str]) -> comparison.ComparisonRun:
     plan = make_plan(tiny, rounds, tokens=8)
-    return comparison.ComparisonRun(
-        plan, SelectedSet("native", None), folder, SimpleNamespace(note=notes.append)
-    )
+    reporter: Any = SimpleNamespace(note=notes.append)
+    return comparison.ComparisonRun(plan, SelectedSet("native", None), folder, reporter)
 
 
 class Recorder:
@@ -419,9 +421,11 @@ class Recorder:
 
 def test_the_order_of_things(tiny, tmp_path):
     """Short prompts first, the other side once where it is slow; memory before what ours alone is asked."""
-    calls, notes = [], []
+    calls: list[tuple[str, str, dict[str, Any]]] = []
+    notes: list[str] = []
     comparison = comparing(tiny, tmp_path, 2, notes)
-    comparison._compare({side: Recorder(side, calls) for side in ("ours", "theirs")})
+    recorders: dict[str, Any] = {side: Recorder(side, calls) for side in ("ours", "theirs")}
+    comparison._compare(recorders)
     prompts = [(name, given["length"]) for name, method, given in calls if method == "first_token"]
     assert prompts[:6] == [("ours", 16), ("theirs", 16)] * 2 + [("theirs", 16), ("ours", 16)]
     assert [length for name, length in prompts if name == "theirs"] == [16] * 3 + [64] * 3 + [128, 512]
@@ -462,6 +466,7 @@ def test_what_ours_computes_anew_is_what_is_new(tiny, tmp_path):
     assert side.decode(64, 2, "rows").keys() == {"seconds"}
     assert not set(side.programs()) & {"rms_gemv_rope", "lm_head_gemv"}
     assert side.decode(64, 2).keys() >= {"seconds", "programs_seconds", "attention_seconds"}
+    assert side._cache
     assert side._cache.length == 64
     side.reset()
     assert set(side.time_few_rows(32, 1)) == {"1", "8", "16"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,8 @@ class KnownAnswer:
 
     def __init__(self, prompt: list[int], text: list[int]) -> None:
         self.prompt_ids, self.text, self.token_ids = tuple(prompt), text, text[:1]
-        self.positions, self.finish_reason = 10_000, None
+        self.positions = 10_000
+        self.finish_reason: FinishReason | None = None
 
     @property
     def remaining_tokens(self) -> int:
@@ -72,15 +74,16 @@ def times_plain(
     strategies = [SpeculativeStrategy(one, PromptLookupDrafter(), AdaptiveDraftLength()) for one in making]
     every, time = list(zip(making, strategies, strict=True)), 0.0
     while all(one.remaining_tokens for one in making):
-        dues = [strategy.next_input(len(one.tokens) - 1) for one, strategy in every]
-        counts = shares(len(names), [due.drafts for due in dues])
+        inputs = [strategy.next_input(len(one.tokens) - 1) for one, strategy in every]
+        counts = shares(len(names), [each.drafts for each in inputs])
         tried = [
-            strategy.next_input(len(one.tokens) - 1, count) if count else due
-            for (one, strategy), due, count in zip(every, dues, counts, strict=True)
+            strategy.next_input(len(one.tokens) - 1, count) if count else each
+            for (one, strategy), each, count in zip(every, inputs, counts, strict=True)
         ]
-        time += cost(sum(len(due.tokens) for due in tried), costs)
-        for (_, strategy), due in zip(every, tried, strict=True):
-            strategy.update(due, [0] * due.logits_count)  # type: ignore[list-item]
+        time += cost(sum(len(each.tokens) for each in tried), costs)
+        for (_, strategy), each in zip(every, tried, strict=True):
+            rows: list[Any] = [0] * each.logits_count
+            strategy.update(each, rows)
     tokens = sum(len(one.token_ids) - 1 for one in making)
     return tokens / time / (len(names) / cost(len(names), costs))
 

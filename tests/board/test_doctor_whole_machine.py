@@ -15,7 +15,8 @@ from aerie import virtual_npu
 from aerie.board.doctor import one_kernel
 from aerie.board.doctor.checks import CHECKS, GOALS, run_checks
 from aerie.board.doctor.machine import CheckResult, CheckStatus, ExaminedMachine
-from aerie.board.doctor.one_kernel import CASE, KERNEL, main, run_add_kernel
+from aerie.board.doctor.one_kernel import CASE, main, run_add_kernel
+from aerie.kernel_builder.kernels.eltwise_add import KERNEL
 from aerie.runtime import select_backend
 from aerie.runtime.npu import versions
 from tests.board.made_up_machine import machine, put, tool

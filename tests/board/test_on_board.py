@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,14 +52,14 @@ def test_sets_of_buffers_do_not_mix(npu: KernelCache) -> None:
 
 
 def test_a_cache_that_was_closed_opens_the_device_again(npu: KernelCache) -> None:
-    given = random_arguments(GEMV, 1)
+    given: dict[str, Any] = random_arguments(GEMV, 1)
     for _ in range(3):
         assert is_right(npu.run("gemv", **given), given)
         npu.close()
 
 
 def test_a_hundred_runs_give_the_same_numbers(npu: KernelCache) -> None:
-    given = random_arguments(GEMV, 1)
+    given: dict[str, Any] = random_arguments(GEMV, 1)
     first = npu.run("gemv", **given)["out"]
     assert all(np.array_equal(npu.run("gemv", x=given["x"])["out"], first) for _ in range(100))
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 import venv
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,8 @@ class Environment:
 
 
 def test_wheels_are_installed_and_a_second_time_costs_nothing(tmp_path: Path) -> None:
-    environment, notes = Environment(tmp_path / "venv"), []
+    environment = Environment(tmp_path / "venv")
+    notes: list[str] = []
     wheels, log = make_wheels(tmp_path / "wheels"), tmp_path / "build" / "log"
     install(notes.append, wheels, log, environment.pip, environment.version)
     assert {name: environment.version(name) for name in WANTED} == WANTED
@@ -140,7 +142,7 @@ def test_no_network(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def page() -> str:
+def page() -> Iterator[str]:
     """A wheel page of its own, which answers 404 for all but /there."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -191,7 +193,7 @@ def test_pip_claims_success_but_installed_nothing(tmp_path: Path) -> None:
         install(print, wheels, tmp_path / "log", (str(tool(tmp_path / "pip", "exit 0")),), lambda _: None)
 
 
-HERE: Mapping[str, object] = {
+HERE: Mapping[str, Any] = {
     "machine": "x86_64",
     "system": "linux",
     "python": (3, 12),
@@ -200,7 +202,7 @@ HERE: Mapping[str, object] = {
 
 
 def test_a_machine_that_upstream_builds_for() -> None:
-    check_platform(**HERE)  # type: ignore[arg-type]
+    check_platform(**HERE)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +218,9 @@ def test_a_machine_that_upstream_builds_for() -> None:
     ],
     ids=str,
 )
-def test_a_machine_that_upstream_does_not_build_for(other: dict[str, object]) -> None:
+def test_a_machine_that_upstream_does_not_build_for(other: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="upstream builds no wheels for this machine"):
-        check_platform(**{**HERE, **other})  # type: ignore[arg-type]
+        check_platform(**{**HERE, **other})
 
 
 def test_the_pages_are_upstreams() -> None:

@@ -20,6 +20,7 @@ from aerie.board.toolchain.subjects import SubjectChoice
 from aerie.common.errors import UsageError
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.multi_launch_builder.shapes import DEMO
+from aerie.runtime.npu.stages import StageFiles
 
 Command = Callable[..., Any]
 
@@ -241,7 +242,7 @@ def test_core_errors_fail_and_slow_core_code_is_reported(
 
 def test_matrix_products_of_the_cores_are_reported(tmp_path: Path) -> None:
     """In IR made up: two loops of four products, one with four accumulators and one with a single one."""
-    texts = results.StageFiles(tmp_path, "gemm")
+    texts = StageFiles(tmp_path, "gemm")
     multiply = "%10 = call <64 x i32> @llvm.aie2p.BFP576.BFP576.ACC2048.mac.conf(<64 x i8> %8, i32 780)\n"
     body = f"5:\n{multiply * 4}br label %2\n"
 

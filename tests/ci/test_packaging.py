@@ -7,6 +7,7 @@ import ast
 import email
 import importlib
 import importlib.metadata
+import inspect
 import os
 import re
 import shutil
@@ -103,7 +104,7 @@ def git(*words: str | Path) -> None:
 def from_archive(folder: Path, form: str) -> None:
     archive = folder.with_suffix(f".{form}")
     git("archive", f"--output={archive}", "HEAD")
-    shutil.unpack_archive(archive, folder, **({"filter": "data"} if form == "tar" else {}))
+    shutil.unpack_archive(archive, folder, filter="data" if form == "tar" else None)
 
 
 def from_clone_without_links(folder: Path) -> None:
@@ -126,7 +127,7 @@ def test_an_editable_install_has_one_path(tmp_path: Path) -> None:
     """In an environment of its own, seen from another folder."""
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    (here,) = {str(Path(module.__file__).parents[1]) for module in (pytest,)}
+    here = Path(inspect.getfile(pytest)).parents[1]
     (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
     (site / "others.pth").write_text(f"{here}\n")
     copy_sources(tmp_path / "source")
@@ -244,7 +245,7 @@ def test_types_of_the_installed_package(tmp_path: Path, wheel: zipfile.ZipFile) 
     # Each in a scope of its own: two pages may mean two things by one name.
     scopes = [f"def scope_{n}() -> None:\n    {each}" for n, each in enumerate((*public, *imports))]
     (tmp_path / "script.py").write_text("\n".join([*scopes, SCRIPT]))
-    how = ("--strict", "--no-error-summary", "--python-executable", tmp_path / "venv" / "bin" / "python")
+    how = ("--strict", "--no-error-summary", "--python-executable", str(tmp_path / "venv" / "bin" / "python"))
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
     words = [sys.executable, "-m", "mypy", *how, "script.py"]
     done = subprocess.run(words, cwd=tmp_path, env=clean, capture_output=True, text=True)

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import signal
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ class FakeSession:
     """Answers "echo N" to a conversation of N messages; `reading` is called before it, `during` in it."""
 
     def __init__(self, limit=100):
-        self.tokenizer = FakeTokenizer()
+        self.tokenizer: Any = FakeTokenizer()
         self.limit = limit
         self.enough = None
         self.reason = FinishReason.STOP
@@ -87,7 +88,8 @@ def session():
 
 def converse(session, *lines, system=None, model=None):
     """What the chat wrote and noted for these lines."""
-    script, notes, out = iter(lines), [], io.StringIO()
+    script, out = iter(lines), io.StringIO()
+    notes: list[str] = []
 
     def read(prompt):
         line = next(script, None)
@@ -152,10 +154,12 @@ def test_names_of_other_programs_for_commands(session):
 
 def test_settings_hold_from_the_next_answer_on(session):
     given = []
-    session.generate = lambda ids, limit, sampler, interrupted: (
+
+    def generate(ids, limit, sampler, interrupted):
         given.append((sampler.temperature, sampler.seed, limit))
-        or FakeSession.generate(session, ids, limit, sampler, interrupted)
-    )
+        return FakeSession.generate(session, ids, limit, sampler, interrupted)
+
+    session.generate = generate
     _, notes = converse(
         session,
         "one",
@@ -553,7 +557,11 @@ def test_interrupt_in_a_command_keeps_the_session(session, monkeypatch):
 
 
 def test_second_interrupt_forgets_the_turn(session):
-    session.during = lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
+    def interrupt_twice():
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    session.during = interrupt_twice
     _, notes = converse(session, "hello", "/stats")
     assert notes == ["\nStopped; this turn is forgotten.", "No answer yet."]
 

@@ -108,9 +108,12 @@ def test_hub_with_a_network(monkeypatch, tmp_path):
     import huggingface_hub
 
     asked = []
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda model, **_: asked.append(model) or str(tmp_path)
-    )
+
+    def download(model, **_):
+        asked.append(model)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.chdir(tmp_path)
     assert find_checkpoint("owner/name") == find_checkpoint("base") == find_checkpoint("instruct") == tmp_path
     assert set(asked) == {"owner/name", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B-Instruct"}

@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -22,7 +24,7 @@ from tests.engine.checkpoints import write_checkpoint
 from tests.quantised_folders import CONFIGS
 
 MODULE = "model.layers.0.mlp.up_proj"
-MAKE = {
+MAKE: dict[str, Callable[..., Any]] = {
     "awq": quantised_folders.awq,
     "gptq": quantised_folders.gptq,
     "compressed-tensors": quantised_folders.compressed_tensors,

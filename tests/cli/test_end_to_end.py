@@ -345,6 +345,8 @@ def test_reader_that_goes_away(session):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
+        assert process.stdout
+        assert process.stderr
         process.stdout.close()
         errors = process.stderr.read().decode()
     assert process.returncode == 141, errors

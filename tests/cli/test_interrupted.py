@@ -48,19 +48,22 @@ class Run:
                 **environment,
             },
         )
+        assert self.process.stdout
+        assert self.process.stderr
+        self._stdout, self._stderr = self.process.stdout, self.process.stderr
         self.lines, self.answer = [], ""
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
 
     def _listen(self):
-        for line in self.process.stderr:
+        for line in self._stderr:
             self.lines.append(line)
 
     def wait_for(self, beginning):
         """Until a line on standard error begins like this; "" waits for the answer's first letter."""
         end = time.monotonic() + 120
         if not beginning:
-            self.answer = self.process.stdout.read(1)
+            self.answer = self._stdout.read(1)
         while beginning and not any(line.startswith(beginning) for line in self.lines):
             assert time.monotonic() < end, self.lines
             assert self.process.poll() is None, self.lines
@@ -68,11 +71,11 @@ class Run:
 
     def end(self):
         """(exit code, standard output, standard error)."""
-        self.answer += self.process.stdout.read()
+        self.answer += self._stdout.read()
         code = self.process.wait(timeout=120)
         self._listener.join()
-        self.process.stdout.close()
-        self.process.stderr.close()
+        self._stdout.close()
+        self._stderr.close()
         return code, self.answer, "".join(self.lines)
 
     def still_running(self):

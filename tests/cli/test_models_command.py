@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Type
@@ -48,7 +49,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def listed(*folders: Path) -> dict[str, dict]:
+def listed(*folders: Path) -> dict[str, dict[str, Any]]:
     """Beside those that are always there."""
     found = {model.name: model.to_json() for model in local_models(folders)}
     assert [*found][: len(BUILT_IN_MODELS)] == [*BUILT_IN_MODELS]

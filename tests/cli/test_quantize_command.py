@@ -22,6 +22,7 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.errors import CheckpointError, WeightsError
 from aerie.engine.gguf_file_writer import write_gguf
 from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.quantised import QuantisedTensor
 from aerie.engine.reporter import Reporter, no_progress
 from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
@@ -270,6 +271,7 @@ def test_the_loss_is_that_of_loops(tmp_path, capsys):
     named = {f"m.{name}": array for name, array in stored.tensors.items()}
     quantised_folders.write(tmp_path, named, quantised_folders.CONFIGS["awq"])
     tensor = find_tensors(tmp_path).tensors["m.weight"]
+    assert isinstance(tensor, QuantisedTensor)
     error = tensor.to_bf16().astype(float) - stored.values
     assert _loss(tensor) == pytest.approx(np.sqrt((error**2).mean() / (stored.values**2).mean()), rel=1e-4)
     assert tensor.stored_bytes == sum(array.nbytes for array in stored.tensors.values())
@@ -299,8 +301,9 @@ def test_a_draft_model_has_weights_of_the_same_kind(monkeypatch):
     assert found == ["q8", "q8", "q8"]  # the model's programs in rows and as the guide's, the drafter's
     model = open_checkpoint(BUILT_IN_MODELS["demo"], "q4")
     drafter = commands.find_draft_model("demo-drafter", model)
+    assert drafter
     assert drafter.config.weight_kinds.layers[0] == model.config.weight_kinds.layers[0]
-    options = RuntimeOptions(None, None, Path(), weights="q4")
+    options = RuntimeOptions(None, select_backend("virtual"), Path(), weights="q4")
     assert commands.draft_model_options(options).weights == "q4"
 
 

@@ -23,7 +23,7 @@ Run = Callable[..., str]
 @pytest.fixture
 def run(serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """`llm` with a folder of its own, in which the server is one of its models."""
-    entry = {"model_id": "aerie", "model_name": "demo", "api_base": f"{serving.url}/v1"}
+    entry: dict[str, Any] = {"model_id": "aerie", "model_name": "demo", "api_base": f"{serving.url}/v1"}
     entry |= {"supports_schema": True, "supports_tools": True}
     (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([entry]))  # JSON is YAML
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))

@@ -45,7 +45,8 @@ def test_a_tool_s_round_trip(client: openai.OpenAI) -> None:
     asked: Any = [{"role": "user", "content": "Is it raining in Paris?"}]
     body: Any = {"model": "demo", "tools": [TOOL], "temperature": 0}
     made = client.chat.completions.create(messages=asked, tool_choice="required", **body)
-    (call,) = made.choices[0].message.tool_calls or ()
+    assert made.choices[0].message.tool_calls
+    (call,) = made.choices[0].message.tool_calls
     assert call.type == "function"
     assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
     result = {"role": "tool", "tool_call_id": call.id, "content": "rain"}

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,11 +168,11 @@ class Sandbox:
     def _python(self, block: Block) -> str:
         printed = io.StringIO()
         with self._inside(), contextlib.redirect_stdout(printed):
-            names: dict[str, object] = {"__name__": "__main__"}
+            names: dict[str, Any] = {"__name__": "__main__"}
             exec(compile(self._placed(block.text), block.place, "exec", dont_inherit=True), names)
         for client in names.values():
             if type(client).__name__ == "OpenAI":  # its connections stay open until it is closed
-                client.close()  # type: ignore[attr-defined]
+                client.close()
         return printed.getvalue()
 
     @contextlib.contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import inspect
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,8 +93,7 @@ def test_every_environment_variable_is_documented(made: dict[str, str]) -> None:
 
 
 def test_every_address_and_field_says_what_it_is(made: dict[str, str]) -> None:
-    import http_api
-
+    http_api: Any = importlib.import_module("http_api")
     found = list(http_api.addresses())
     assert len(found) > 40
     assert [path for _, path, endpoint in found if not http_api.does(path)] == []
@@ -179,9 +180,9 @@ def test_the_static_check_has_these_kinds_and_resources(tools: None) -> None:
 
 def test_the_features_of_lit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PROJECT / "tests" / "lit" / "support"))
-    import features
-
-    assert dict(table(DOCS / "how-to" / "ci.md", "feature", "what decides it")) == features.FEATURES
+    features = importlib.import_module("features")
+    rows: Any = table(DOCS / "how-to" / "ci.md", "feature", "what decides it")
+    assert dict(rows) == features.FEATURES
 
 
 def test_versions_in_the_text_are_the_wanted_ones() -> None:

@@ -88,7 +88,8 @@ def attention(emulator: Emulator) -> NativeAttention:
 
     # Those of states are looked up, and never called: the demo has attention in every layer.
     names = ("keep_rows", "decode_attention", "store_state_rows", "gather_state_rows")
-    return NativeAttention(SimpleNamespace(**{name: function(name) for name in names}))  # type: ignore[arg-type]
+    library: Any = SimpleNamespace(**{name: function(name) for name in names})
+    return NativeAttention(library)
 
 
 def _pointers(layer: Any) -> list[Pointer]:
@@ -136,7 +137,14 @@ def test_decode_attention_is_that_of_numpy(
     place = KVPosition()
     place.set_rows(40)
     place.set_visible(visible, 50)
-    arrays = {"key_rows": row, "value_rows": row, "keys": keys, "values": values, "query": query, "out": out}
+    arrays: dict[str, Any] = {
+        "key_rows": row,
+        "value_rows": row,
+        "keys": keys,
+        "values": values,
+        "query": query,
+        "out": out,
+    }
     layer = NativeLayer(attention, place, 2, **arrays)
     layer.keep_rows().run()
     np.testing.assert_array_equal(keys[:, 40], row.reshape(2, 64))

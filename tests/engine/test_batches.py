@@ -107,7 +107,7 @@ def test_a_batch_has_the_answers_of_each_alone_by_all_programs_and_past_the_end(
     drops = "context_end" in options
     prompts = [[5, 77, 300, number] * (115 if drops else 9) for number in range(4, 8)]
     ends = open_checkpoint(DEMO_FOLDER).config.eos_token_ids
-    endless = {"logit_bias": dict.fromkeys(ends, -100.0), "temperature": 1.0, "seed": 3}
+    endless: dict[str, Any] = {"logit_bias": dict.fromkeys(ends, -100.0), "temperature": 1.0, "seed": 3}
     count = 80 if drops else 12
     with load("demo", decode="rows" if drops else "guide", **options) as model:
         alone = [model.generate(each, count, **endless).token_ids for each in prompts]

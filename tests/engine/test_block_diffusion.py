@@ -301,7 +301,9 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
 def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
     options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
     checkpoint = open_checkpoint(folder)
-    large = replace(config_of("a2d-qwen2"), diffusion=replace(config_of("sdar").diffusion, block_size=64))
+    diffusion = config_of("sdar").diffusion
+    assert diffusion
+    large = replace(config_of("a2d-qwen2"), diffusion=replace(diffusion, block_size=64))
     for change, message in (
         ({"seq_len": 128}, "in this model's blocks positions see each other: leave it out"),
         ({"context_end": "shift"}, "which drops tokens one by one, and this model fills in blocks"),

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ def test_an_exception_is_one_line_and_the_child_goes_on(process):
         OverLimitError, match=r"^its input has a value that JSON cannot represent: Object of type object is"
     ):
         process.call("len", [object()])
-    deep = []
+    deep: list[Any] = []
     for _ in range(200_000):  # Python 3.12 and newer go deeper than 3.11
         deep = [deep]
     with pytest.raises((OverLimitError, RaisedError), match=r"nested too deeply|recursion"):

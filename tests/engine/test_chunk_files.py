@@ -18,8 +18,11 @@ TOKENS = (5, 0, 1499, 7)
 NAME = chunk_id(TOKENS)
 MADE_BY = {"weights": "0123", "numerics": "exact"}
 LAYERS = [
-    tuple(np.random.default_rng(seed).standard_normal((2, 4, 8)).astype(bf16) for seed in (2 * n, 2 * n + 1))
-    for n in range(2)
+    (
+        np.random.default_rng(n).standard_normal((2, 4, 8)).astype(bf16),
+        np.random.default_rng(n + 1).standard_normal((2, 4, 8)).astype(bf16),
+    )
+    for n in (0, 2)
 ]
 HOSTILE = (
     *("[" * 99999, "null", "[]", '{"token_ids": null}', '{"token_ids": {}}', '{"token_ids": [[5]]}', "\xff"),

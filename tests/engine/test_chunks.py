@@ -83,13 +83,17 @@ def drawn(*counts: int, seed: int = 1) -> list[list[int]]:
 TEXTS = drawn(70, 30, 130, 33)
 
 
-def registry_on(session: Session, pages: int, folder: Path | None = None) -> tuple[Scheduler, ChunkRegistry]:
+class NotedRegistry(ChunkRegistry):
+    notes: list[str]
+
+
+def registry_on(session: Session, pages: int, folder: Path | None = None) -> tuple[Scheduler, NotedRegistry]:
     """A pool of its own."""
     model, notes = session.model, list[str]()
     pool = PagePool(model.config, pages, b"this model")
     files = ChunkFolder(folder, session.provenance(session.model), notes.append) if folder else None
-    registry = ChunkRegistry(pool, model.rope, session.prefill_alone, files)
-    registry.notes = notes  # type: ignore[attr-defined]
+    registry = NotedRegistry(pool, model.rope, session.prefill_alone, files)
+    registry.notes = notes
     return Scheduler(model, pool, gathered_cache_for, session.recover), registry
 
 
@@ -315,7 +319,8 @@ def test_a_hit_crosses_no_mode(one: tuple[Session, Reference], monkeypatch: pyte
         for mode in MODES:
             request = scheduler.add_request(composed(registry, TEXTS, mode), 1, Heard())
             assert [*request.steps()][-1] is not None
-            bits.append(request._sampler.heard)  # type: ignore[attr-defined]
+            sampler: Any = request._sampler
+            bits.append(sampler.heard)
         return bits
 
     wanted = answers()
@@ -397,7 +402,7 @@ def test_torn_files_are_reported_and_made_anew(one: tuple[Session, Reference], t
     scheduler, later = registry_on(one[0], 40, tmp_path)
     assert [info.id for info in later.chunks()] == sorted(names[:3])
     answered(scheduler, composed(later, TEXTS, "block"))
-    notes = "\n".join(later.notes)  # type: ignore[attr-defined]
+    notes = "\n".join(later.notes)
     for expected in (
         f"{torn}.safetensors is torn, or no sequence",
         f"{damaged}.safetensors is damaged: its checksum is another",

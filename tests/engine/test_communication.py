@@ -32,7 +32,8 @@ def together(
     work: Callable[[Communicator], Any], delays: tuple[float, ...] = (), patience_s: float = 120.0
 ) -> list[Any]:
     """What each of three ranks makes, or the error that it raises; rank r begins after delays[r] seconds."""
-    meeting, made = thread_group(NAMES, patience_s), [None] * len(NAMES)
+    meeting = thread_group(NAMES, patience_s)
+    made: list[Any] = [None] * len(NAMES)
 
     def run(rank: int, delay: float) -> None:
         time.sleep(delay)

@@ -71,9 +71,12 @@ class Ahead(CompileAhead):
 def test_all_that_is_wanted_is_compiled_once(tmp_path, backend, monkeypatch):
     ahead, started = Ahead(COMPILES, tmp_path), []
     popen = subprocess.Popen
-    monkeypatch.setattr(
-        subprocess, "Popen", lambda *words, **more: started.append(1) or popen(*words, **more)
-    )
+
+    def start(*words, **more):
+        started.append(1)
+        return popen(*words, **more)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
     ahead.want(["a", "b"], backend)
     ahead.wait()
     assert ahead.compiled == {"a", "b"}
@@ -168,6 +171,7 @@ def child(tmp_path) -> Iterator[Callable[..., Any]]:
             text=True,
         )
         started.append(process)
+        assert process.stdin
         process.stdin.write(
             f'{{"shape": {{}}, "cache_dir": "{tmp_path}", "backend": "virtual", "numerics": "exact", '
             f'"names": {names}}}\n'

@@ -61,6 +61,7 @@ def test_both_spellings_of_rope_read_the_same(load):
 def test_what_transformers_saves_is_read(load, make_checkpoint):
     config = load_config(make_checkpoint())
     assert config.rope_theta == 500000.0
+    assert isinstance(config.rope_scaling, Llama3Scaling)
     assert config.rope_scaling.factor == 32.0
     assert config.tie_word_embeddings
     assert config.eos_token_ids == (1, 2)

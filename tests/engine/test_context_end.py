@@ -6,6 +6,8 @@ Random models of 64 positions. Each test also asserts that something was dropped
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -60,8 +62,9 @@ def open_session(make_checkpoint):
             options = RuntimeOptions(
                 seq_len, backend, default_cache_dir(), variants=variants, decode=decode, context_end=end
             )
-            opened[key] = prepare_runtime(open_checkpoint(folder), options, Reporter())
-            opened[key].folder = folder
+            session: Any = prepare_runtime(open_checkpoint(folder), options, Reporter())
+            session.folder = folder
+            opened[key] = session
         return opened[key]
 
     return open_one

@@ -11,6 +11,7 @@ from aerie import load
 from aerie.engine import call_costs as costs_
 from aerie.engine.call_costs import MIN_LAYER_ELEMENTS, TIMED_CALLS, TIMED_KINDS, CallCosts
 from aerie.engine.variant_set import VariantSet
+from aerie.kernel_builder.arguments import ArgumentTable
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import select_backend
 from aerie.runtime.backend import VIRTUAL_PADDING_SHARE
@@ -22,6 +23,8 @@ VARIANTS = tuple(Variant(rows, 512) for rows in ROWS)
 class Called(NamedTuple):
     kind: str
     rows: int
+    name: str = "called"
+    arguments: ArgumentTable = ArgumentTable([])
 
 
 def measured(

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from aerie.engine.rope import inverse_frequencies
 from tests.engine.checkpoints import all_tensors
 
 DRAWN = 84
-JUNK = (
+JUNK: tuple[Any, ...] = (
     *(None, True, "x", "", -1, 0, 1, 2, 0.5, 1e308, 10**40, 2**63, float("nan"), float("inf"), [], {}, [1]),
     *({"a": 1}, [[]] * 3, "\x1b[2J\n", {"rope_type": "linear"}, {"rope_type": "default", "factor": 1.0}),
 )

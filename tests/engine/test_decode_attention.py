@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from aerie.engine.numerics import bf16
 from aerie.virtual_npu.objects import load_host_code
 
 CAPACITY = 300
-SHAPES = [(4, 4, 32), (4, 2, 64), (6, 1, 96), (1, 1, 128), (7, 1, 160), (4, 1, 256), (32, 8, 64)]
+Shape = tuple[int, int, int]
+SHAPES: list[Shape] = [(4, 4, 32), (4, 2, 64), (6, 1, 96), (1, 1, 128), (7, 1, 160), (4, 1, 256), (32, 8, 64)]
 
 PLAIN = {"native": "", "numpy": "host_code"}
 """AERIE_PLAIN for each form."""
@@ -33,7 +35,7 @@ def form(request, monkeypatch):
     return request.param
 
 
-def drawn(heads, kv_heads, head_dim, seed=0, scale=1.0):
+def drawn(heads, kv_heads, head_dim, seed=0, scale=1.0) -> tuple[Any, Any, Any]:
     """A query, and keys and values of CAPACITY positions."""
     random = np.random.default_rng(seed)
     query = (scale * random.normal(size=heads * head_dim)).astype(bf16)
@@ -68,7 +70,7 @@ def bits(array):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("position", [0, 1, 15, 16, 130, CAPACITY - 1])
-def test_the_formula(form, shape, position):
+def test_the_formula(form, shape: Shape, position):
     """To one rounding to bf16, and float32's own error."""
     query, keys, values = drawn(*shape, seed=position)
     expected = exact(query, keys, values, slice(0, position + 1))
@@ -98,7 +100,7 @@ def test_both_forms_agree_to_the_order_of_summation():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_threads_change_no_bit(shape, monkeypatch):
+def test_threads_change_no_bit(shape: Shape, monkeypatch):
     results = []
     for threads in ("1", "2", "3", "16"):
         monkeypatch.setenv("VNPU_THREADS", threads)
@@ -127,13 +129,13 @@ def test_a_window(form):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_positions_that_lie_apart(form, shape):
+def test_positions_that_lie_apart(form, shape: Shape):
     """As in pages of a pool: the bits of the same positions in a row, whatever lies between them."""
     query, keys, values = drawn(*shape)
     places = np.concatenate([np.arange(first, first + 16) for first in (48, 16, 96, 64, 0)])[:75]
     apart = decode_attention(query, keys, values, 99, mask=lambda position: places)
-    together = (array[:, places].copy() for array in (keys, values))
-    run = decode_attention(query, *together, 74, mask=lambda position: slice(0, 75))
+    near_keys, near_values = (array[:, places].copy() for array in (keys, values))
+    run = decode_attention(query, near_keys, near_values, 74, mask=lambda position: slice(0, 75))
     np.testing.assert_array_equal(bits(apart), bits(run))
 
 
@@ -176,8 +178,10 @@ def test_what_is_no_number_shows(form, broken):
 )
 def test_what_the_native_form_leaves_to_numpy(change):
     keys = drawn(4, 2, 64)[1]
-    assert native_attention().can_attend(keys, slice(0, 10))
-    assert not native_attention().can_attend(*change(keys))
+    attention = native_attention()
+    assert attention
+    assert attention.can_attend(keys, slice(0, 10))
+    assert not attention.can_attend(*change(keys))
 
 
 def test_what_numpy_serves_alone():
@@ -220,9 +224,11 @@ def test_arrays_that_c_would_leave_are_refused(wrong, message):
     query, keys, values = drawn(4, 2, 64)
     rows = {name: np.zeros(128, bf16) for name in ("key_rows", "value_rows")}
     arrays = {"query": query, "keys": keys, "values": values, "out": np.zeros(256, bf16), **rows}
-    NativeLayer(native_attention(), KVPosition(), 1, **arrays)
+    attention = native_attention()
+    assert attention
+    NativeLayer(attention, KVPosition(), 1, **arrays)
     with pytest.raises(ValueError, match=message):
-        NativeLayer(native_attention(), KVPosition(), 1, **(arrays | wrong))
+        NativeLayer(attention, KVPosition(), 1, **(arrays | wrong))
 
 
 def test_without_a_compiler_numpy_does_it(monkeypatch):

@@ -1,6 +1,7 @@
 """Text token by token is the decoder's, whatever the tokenizer; bytes are the tokens' own."""
 
 import json
+from collections.abc import Callable
 from functools import cache, partial
 
 import pytest
@@ -52,7 +53,7 @@ def metaspace(scheme):
     return bpe(decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)]))
 
 
-KINDS = {
+KINDS: dict[str, Callable[[], Tokenizer]] = {
     "byte level": byte_level,
     "llama 2": lambda: bpe(decoders.Sequence(LLAMA_2)),
     **{f"metaspace {scheme}": partial(metaspace, scheme) for scheme in ("always", "first", "never")},

@@ -22,7 +22,7 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine import forward_passes, tensor_parallel
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.communication import PeerError, SingleRank, thread_group
+from aerie.engine.communication import PeerError, SingleRank, all_reduce_sum, thread_group
 from aerie.engine.config import ModelConfig
 from aerie.engine.devices import Devices
 from aerie.engine.families import FAMILIES
@@ -174,13 +174,13 @@ def test_memories_and_buffers_apart_change_no_bit(
 
 def each_counts_the_residual(patch: pytest.MonkeyPatch) -> None:
     """As many times as there are ranks."""
-    real = forward_passes.all_reduce_sum
+    real = all_reduce_sum
     counted = lambda group, x, made, *rest: real(group, x, made + x, *rest)  # noqa: E731
     patch.setattr(forward_passes, "all_reduce_sum", counted)
 
 
 def one_part_is_missing(patch: pytest.MonkeyPatch) -> None:
-    real = forward_passes.all_reduce_sum
+    real = all_reduce_sum
     patch.setattr(
         forward_passes,
         "all_reduce_sum",
@@ -327,12 +327,12 @@ class Failing(ModuleType):
         self.hangs.set()
         outer = self
 
-        class Numbered(pyxrt.device):  # type: ignore[misc]
+        class Numbered(pyxrt.device):
             def __init__(self, index: int = 0) -> None:
                 super().__init__(index)
                 self.index = index
 
-        class Run(pyxrt.run):  # type: ignore[misc]
+        class Run(pyxrt.run):
             def __init__(self, kernel: Any) -> None:
                 super().__init__(kernel)
                 of = kernel.get_context().get_device()
@@ -386,7 +386,7 @@ def test_a_device_that_does_not_come_back_is_lost_and_named(demo: Family) -> Non
 def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a step, which is all that the stopped thread waits for."""
     session, sums = demo.on(2), list[int]()
-    generation, real = session.generate(PROMPT, 4, Sampler()), forward_passes.all_reduce_sum
+    generation, real = session.generate(PROMPT, 4, Sampler()), all_reduce_sum
 
     def add_up(group: Any, *arrays: Any) -> None:
         sums.append(group.rank)

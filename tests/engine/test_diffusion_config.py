@@ -112,7 +112,9 @@ def test_where_the_mask_token_is_found(files, load):
 
 @pytest.mark.parametrize("family", [kind for kind, family in FAMILIES.items() if family.diffusion])
 def test_a_mask_token_that_nothing_says(family, load):
-    text = FAMILIES[family].diffusion.mask_token
+    diffusion = FAMILIES[family].diffusion
+    assert diffusion
+    text = diffusion.mask_token
     message = f"config.json: there is no mask_token_id, and the tokenizer has no token '{text}'"
     for files in ({}, {"tokenizer": {"added_tokens": []}, "tokenizer_config": {"mask_token": "<lost>"}}):
         with pytest.raises(ConfigError) as caught:
@@ -163,6 +165,8 @@ def test_random_models_keep_their_blocks():
     assert sdar.diffusion == DiffusionConfig(4, TINY.vocab_size - 1)
     assert in_family(sdar, FAMILIES["sdar"]) is sdar
     assert with_vocabulary(sdar, 600).diffusion == DiffusionConfig(4, 599)
-    assert random_model_config(sdar).diffusion.mask_token_id < random_model_config(sdar).vocab_size
+    drawn = random_model_config(sdar)
+    assert drawn.diffusion
+    assert drawn.diffusion.mask_token_id < drawn.vocab_size
     assert in_another_family(sdar).diffusion is None
     assert in_another_family(TINY).family is FAMILIES["qwen3"]

@@ -42,7 +42,7 @@ class DrawnRequest(NamedTuple):
     """One answer of a schedule: when it comes, and after how many tokens it is cancelled (0: never)."""
 
     prompt: list[int]
-    count: int
+    max_tokens: int
     settings: dict[str, Any]
     decode_config: DecodeConfig
     comes: int
@@ -58,9 +58,9 @@ class Made(NamedTuple):
     filled: list[Any]
 
 
-def drawn_manner(random: np.random.Generator, drafts: Sequence[Any]) -> DecodeConfig:
+def drawn_decode_config(random: np.random.Generator, drafts: Sequence[Any]) -> DecodeConfig:
     if drafts:
-        return DecodeConfig(draft=drafts[random.integers(len(drafts))])
+        return DecodeConfig(draft=drafts[int(random.integers(len(drafts)))])
     rule = str(random.choice(RULES))
     steps = int(random.integers(1, 5)) if rule != "entropy_bounded" and random.random() < 0.5 else None
     threshold = float(random.choice([0.001, 0.3, 0.9])) if rule == "low_confidence_dynamic" else None
@@ -86,9 +86,9 @@ def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int
         made.append(
             DrawnRequest(
                 prompt=[*stem[: int(random.choice([0, 0, 64, 70, 90]))], *own],
-                count=int(random.integers(1, 70)),
+                max_tokens=int(random.integers(1, 70)),
                 settings=settings,
-                decode_config=drawn_manner(random, drafts),
+                decode_config=drawn_decode_config(random, drafts),
                 comes=int(random.integers(0, 12)),
                 cancelled=int(random.choice([0, 0, 0, 1, 5, 11])),
                 priority=int(random.choice([0, 0, 0, 1])),
@@ -100,7 +100,7 @@ def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int
 def ask(scheduler: Scheduler, each: DrawnRequest) -> Request:
     sampler = Sampler(**each.settings)
     maker = each.decode_config.strategy_factory(scheduler.model.config, sampler)
-    return scheduler.add_request(each.prompt, each.count, sampler, each.priority, maker)
+    return scheduler.add_request(each.prompt, each.max_tokens, sampler, each.priority, maker)
 
 
 def made_of(request: Request) -> Made:

@@ -9,6 +9,7 @@ import json
 import shutil
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ CALLS_OF_PREFILL, CALLS_OF_A_TOKEN = 2 * 3 + 1, 2 * 2 + 1  # two layers, and the
 
 
 @pytest.fixture
-def failing_cache(numpy_runner_class):
+def failing_cache(numpy_runner_class: Any):
     """A NumpyRunner with a backend, that fails for good at call number `fails_at`, counted from 0."""
 
     class FailingCache(numpy_runner_class):
@@ -92,7 +93,8 @@ def open_model(make_checkpoint, programs_without_text):
 @pytest.fixture
 def open_on(open_model):
     """open_on(cache, note, fallback) -> a session on that runner."""
-    return lambda cache, note, fallback=None: Session(open_model(cache), None, cache, note, fallback)
+    no_tokenizer: Any = None
+    return lambda cache, note, fallback=None: Session(open_model(cache), no_tokenizer, cache, note, fallback)
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def answer(failing_cache, open_model, open_on):
     """answer(fails_at) -> tokens, notes and session of an answer whose first cache fails at that call."""
 
     def answer(fails_at, gain=1, temperature=0.0, sampler=None):
-        notes = []
+        notes: list[str] = []
         config = open_model(failing_cache(None, "spare")).config
 
         def fall_back():
@@ -187,7 +189,7 @@ def test_without_a_stand_in_the_failure_is_the_end(failing_cache, open_model, op
 
 def test_a_stand_in_that_fails_is_not_replaced(failing_cache, open_model, open_on):
     config = open_model(failing_cache(None, "x")).config
-    notes = []
+    notes: list[str] = []
 
     def fall_back():
         spare = failing_cache(config, "spare", fails_at=2)

@@ -24,6 +24,7 @@ from aerie.engine.model_family import Multipliers
 from aerie.engine.open_session import prepare_runtime
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
+from aerie.engine.rope import LongRopeScaling
 from aerie.engine.weights import Weights, stored_shapes
 from aerie.runtime import select_backend
 from tests.verify.family_faults import FAMILY_FAULTS
@@ -511,6 +512,7 @@ def test_longrope_beyond_the_original_length(make_checkpoint, numpy_model, again
     config = load_config(folder)
     assert (config.context, config.context_entry) == (64, "original_max_position_embeddings")
     long = config.with_max_positions(512)
+    assert isinstance(long.rope_scaling, LongRopeScaling)
     assert (long.context, long.rope_scaling.is_long) == (512, True)
     assert config.with_max_positions(64).rope_scaling == config.rope_scaling
     short = replace(config, max_position_embeddings=64)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,8 +153,12 @@ def test_a_form_that_many_ask_for_at_once_is_read_once(
         with contextlib.suppress(GrammarError):
             fresh.compile(GrammarSource("regex", text))
 
+    def ask_thrice() -> None:
+        for _ in range(3):
+            ask()
+
     fresh, process = counted
-    threads = [threading.Thread(target=lambda: [ask() for _ in range(3)]) for _ in range(8)]
+    threads = [threading.Thread(target=ask_thrice) for _ in range(8)]
     for each in threads:
         each.start()
     for each in threads:
@@ -179,7 +184,7 @@ def test_what_is_kept_has_a_size() -> None:
     kept, draws = _LimitedCache[int, int](100, lambda _, size: size), random.Random(0)
     for _ in range(2000):
         size = draws.randrange(1, 40)
-        kept.get_or_make(draws.randrange(20), lambda size=size: size)  # type: ignore[misc]
+        kept.get_or_make(draws.randrange(20), partial(int, size))
         if draws.random() < 0.1:
             kept.drop(draws.randrange(20))
         assert sum(kept.values()) <= 100

@@ -33,7 +33,7 @@ SHAPES = {
 PROMPT = [0, 17, 300, 41, 9, 250, 2, 88, 131]  # with an end token inside: it is not padding
 
 
-@pytest.fixture(params=SHAPES.values(), ids=SHAPES.keys())
+@pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
 def folder(request, make_checkpoint):
     return make_checkpoint(**request.param)
 
@@ -168,7 +168,11 @@ def test_host_operations_are_timed(numpy_model, make_checkpoint):
     from contextlib import nullcontext
 
     named = []
-    timer = lambda name: named.append(name) or nullcontext()  # noqa: E731
+
+    def timer(name):
+        named.append(name)
+        return nullcontext()
+
     model = dataclasses.replace(numpy_model(make_checkpoint()), host_timer=timer)
     list(generate_alone(model, PROMPT, 2, Sampler()))
     expected = {"embedding", "KV cache write", "decode attention", "final RMSNorm", "sampling"}

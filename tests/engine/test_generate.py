@@ -63,7 +63,7 @@ def test_end_of_context(model, positions, new):
 
 
 def test_interruption_is_seen_between_tokens(model):
-    asked = []
+    asked: list[int] = []
     generation = generate_alone(model, PROMPT, 50, Sampler(), lambda: len(asked) == 3)
     for token in generation:
         asked.append(token)
@@ -90,6 +90,7 @@ def test_figures(model):
     figures = generation.figures
     assert (figures.prompt_tokens, figures.new_tokens) == (4, 4)
     assert figures.ttft_s > 0
+    assert figures.tokens_per_s
     assert figures.tokens_per_s > 0
     one = generate_alone(model, PROMPT, 1, Sampler())
     list(one)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import gguf
 import numpy as np
@@ -26,7 +27,7 @@ from tests.gguf_files import SCALES, Source, matrices_in, random_blocks
 
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-SOURCES = {
+SOURCES: dict[str, dict[str, Any]] = {
     "llama": {},
     "granite": {
         "family": "Granite",
@@ -119,7 +120,7 @@ def test_config_weights_and_logits_are_those_of_the_source(source, kind, tmp_pat
     path = gguf_files.write(tmp_path / "x.gguf", source, matrices_in(kind))
     config, theirs = load_config(path), load_config(source.folder)
     # Files have no window.
-    same = {
+    same: dict[str, Any] = {
         "eos_token_ids": (),
         "family": theirs.family,
         "sliding_window": None,
@@ -177,7 +178,7 @@ def dequantised_source(tmp_path):
         tensors = dict(source.tensors)
         for name in tensors:
             called = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            if called in stored:
+            if called and called in stored:
                 values = stored[called].reshape(tensors[name].shape)
                 heads = {"attn_q.": "num_attention_heads", "attn_k.": "num_key_value_heads"}
                 entry = next((entry for part, entry in heads.items() if part in called), None)
@@ -536,8 +537,8 @@ def test_parts_of_several_devices_are_those_of_the_source(kind, llama, tmp_path,
     for rank in range(2):
         ours, theirs = (RankWeights(open_weights(each), config, rank, 2).layer(1) for each in (path, folder))
         for name, tensor in ours.items():
-            bits = (each.read().view(np.uint16) for each in (tensor, theirs[name]))
-            np.testing.assert_array_equal(*bits, err_msg=name)
+            got, wanted = (each.read().view(np.uint16) for each in (tensor, theirs[name]))
+            np.testing.assert_array_equal(got, wanted, err_msg=name)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -254,7 +254,8 @@ def test_the_chat_template_has_the_tokens_by_their_names() -> None:
     messages = [{"role": "user", "content": "the <|im_end|>"}]
     assert tokenizer.chat_text(messages) == "<|endoftext|>the <|im_end|><|im_end|>"
     ids = tokenizer.encode_chat(messages)
-    assert [ids.count(made.token_to_id(token)) for token in ("<|endoftext|>", "<|im_end|>")] == [1, 1]
+    tokens = [made.id_to_token(each) for each in ids]
+    assert [tokens.count(token) for token in ("<|endoftext|>", "<|im_end|>")] == [1, 1]
 
 
 class TestSentencePiece:
@@ -365,6 +366,7 @@ class TestSentencePiece:
         given = gguf_metadata.of_pieces(["<unk>", "<s>", "</s>", "▁", "a"], [0.0] * 5, [2, 3, 3, 1, 1])
         made, template = tokenizer_from_metadata(given | {"tokenizer.chat_template": "{{ unk_token }}"})
         assert made.encode("ab日a").ids == [1, 3, 4, 0, 4]
+        assert template
         assert template.special_tokens == {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
     def test_no_text_is_a_control_token_for_its_letters(self) -> None:
@@ -414,7 +416,7 @@ def damaged(change: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-DAMAGED = {
+DAMAGED: dict[str, dict[str, Any]] = {
     "tokenizer.ggml.tokens is missing or no list": {"tokens": None},
     "tokenizer.ggml.tokens is missing or no": {"tokens": []},
     "tokenizer.ggml.tokens has 524289 entries, and 524288 is the limit": {

@@ -246,7 +246,7 @@ def test_the_entries_of_released_files(folder: Path, tmp_path: Path) -> None:
         tie_embedding=False,
     )
     config = load_config(tmp_path)
-    assert (config.intermediate_size, config.layers_with_conv) == (4608, {0, 1})
+    assert (config.intermediate_size, config.layers_with_conv) == (4608, frozenset({0, 1}))
     assert not config.tie_word_embeddings
 
 

@@ -44,7 +44,7 @@ def test_the_last_rows_of_tokens_as_numbers(dtype, n_process, count):
     found = dequantise_logits(
         table(logits("logits", (4, 10), dtype, scale, offset)), {"logits": elements}, 9, n_process, count
     )
-    assert (found.shape, found.dtype) == ((count, 9), np.float32)
+    assert (found.shape, found.dtype) == ((count, 9), np.dtype(np.float32))
     for row, got in zip(elements[n_process - count : n_process, :9], found, strict=True):
         for element, number in zip(row.tolist(), got.tolist(), strict=True):
             expected = element if scale is None else (element + offset) * scale

@@ -59,7 +59,7 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
+@pytest.fixture(scope="module", params=list(SHAPES.values()), ids=list(SHAPES))
 def folder(request, make_checkpoint):
     return make_checkpoint(**{"num_hidden_layers": 1, "seed": 7, **request.param})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -61,7 +62,8 @@ def prepare(tensors, tmp_path):
     """prepare() -> weights after a start, and what was noted."""
 
     def prepare():
-        notes, weights = io.StringIO(), SomeWeights(tensors)
+        notes = io.StringIO()
+        weights: Any = SomeWeights(tensors)
         prepare_weights(weights, "a model/x", tmp_path / "packed", lambda: "fp", Reporter(notes))
         return weights, notes.getvalue()
 

@@ -52,7 +52,7 @@ def test_the_books_agree_after_every_operation(seed: int, window: int | None) ->
     rng, pool = np.random.default_rng(seed), pool_of(12, window=window)
     texts = [[int(each) for each in rng.integers(0, 3, 400)] for _ in range(2)]
     texts.append(texts[0][:200] + texts[1][200:])
-    living: dict[PagedSequence, list[int]] = {}
+    living: dict[PagedSequence, list[Any]] = {}
     happened = dict.fromkeys(("found", "full", "copied", "forked", *(("released",) if window else ())), 0)
     for _ in range(400):
         what = rng.choice(["begin", "grow", "grow", "fork", "back", "end"])

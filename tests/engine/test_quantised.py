@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import gguf
@@ -16,7 +17,7 @@ from aerie.engine.errors import CheckpointError, WeightsError
 from aerie.engine.gguf import block_types
 from aerie.engine.gguf.block_groups import quantised_block_tensor
 from aerie.engine.gguf.block_tensors import BlockTensor
-from aerie.engine.quantised import as_kind
+from aerie.engine.quantised import QuantisedTensor, as_kind
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.weights import Weights
 from aerie.kernel_builder.weight_blocks import WEIGHT_BLOCKS, unpack
@@ -145,8 +146,8 @@ def test_what_is_quantised_without_a_block_is_not_quantised_again(tmp_path):
     (tmp_path / "x").write_bytes(bytes(1 << 16))
     about = (tmp_path / "x", "x")
     for number, shape, kind in ((10, (16, 512), "bf16"), (30, (512,), "bf16"), (30, (16, 512), "q4")):
-        of, made = block_types.READ[number], {"permuted_head": 4 if len(shape) == 2 else 0}
-        tensor = BlockTensor(*about, of.name, shape, 0, 512, block_type=of, **made)
+        of, permuted = block_types.READ[number], 4 if len(shape) == 2 else 0
+        tensor = BlockTensor(*about, of.name, shape, 0, 512, block_type=of, permuted_head=permuted)
         assert as_kind(tensor, "q4").kind == kind
 
 
@@ -181,10 +182,10 @@ def test_quantised_on_reading_as_the_package_does(kind, checkpoint):
         raw = gguf.quants.quantize(given.read().astype(np.float32), theirs)
         (path := checkpoint.parent / "theirs").write_bytes(raw.tobytes())
         about = (path, "x", theirs.name, given.shape, 0, given.shape[1])
-        same(
-            tensor.to_bf16(),
-            quantised_block_tensor(BlockTensor(*about, block_type=block_types.READ[theirs])).read(),
-        )
+        wanted = quantised_block_tensor(BlockTensor(*about, block_type=block_types.READ[theirs]))
+        assert isinstance(tensor, QuantisedTensor)
+        assert wanted
+        same(tensor.to_bf16(), wanted.read())
 
 
 def test_widths_that_no_group_divides():
@@ -203,6 +204,7 @@ def test_values_that_cannot_be_quantised(value, tmp_path):
     values[35, 33] = value
     (tmp_path / "x").write_bytes(values.tobytes())
     tensor = as_kind(Tensor(tmp_path / "x", "x", "BF16", (40, 64), 0, 64), "q8")
+    assert isinstance(tensor, QuantisedTensor)
     with pytest.raises(
         WeightsError, match=r"tensor x .* has the scale (nan|inf) in row 35, columns from 32 on"
     ):
@@ -232,11 +234,14 @@ def test_fused_and_permuted_tensors_of_a_file(checkpoint, tmp_path):
         assert ours[name].kind == "q8"
         same(ours[name].read(), theirs[name].read())
         same(ours[name].read(), from_source[name].read())
-        np.testing.assert_array_equal(ours[name].packed(), theirs[name].packed())
+        own, other = ours[name], theirs[name]
+        assert isinstance(own, QuantisedTensor)
+        assert isinstance(other, QuantisedTensor)
+        np.testing.assert_array_equal(own.packed(), other.packed())
 
 
 def test_columns_are_not_read_alone():
-    tensor = quantised.ComputedTensor(None, "x", "I32", (2, 2), 0, 2, source=SimpleNamespace())
+    tensor = quantised.ComputedTensor(Path("x"), "x", "I32", (2, 2), 0, 2, source=SimpleNamespace())
     with pytest.raises(NotImplementedError, match="the columns of x are not read alone"):
         tensor.transposed()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -36,7 +38,9 @@ def in_groups(method, bits, size, **changes):
     return config(method, config_groups={"group_0": {"weights": weights}}, **changes)
 
 
-CASES = {
+Cases = dict[str, tuple[Callable[..., Any], dict[str, Any]]]
+"""By name: what makes the tensors, and the entry of config.json that says how they are quantised."""
+CASES: Cases = {
     "awq": (folders.awq, config("awq")),
     "awq g32": (partial(folders.awq, group=32), in_groups("awq", 4, 32)),
     "awq whole rows": (partial(folders.awq, group=192), in_groups("awq", 4, -1)),
@@ -61,19 +65,19 @@ CASES = {
     "mlx g64": (folders.mlx, config("mlx")),
     "mlx g128": (partial(folders.mlx, (40, 256), 128), in_groups("mlx", 4, 128)),
 }
-AGAIN = {
+AGAIN: Cases = {
     "gptq 8 bits, far zeros": (partial(folders.gptq, bits=8), in_groups("gptq", 8, 64)),
     "mlx 8 bits": (partial(folders.mlx, bits=8), in_groups("mlx", 8, 64)),
 }
 """Whose codes do not fit, so that they are quantised again."""
-AS_BF16 = {
+AS_BF16: Cases = {
     "nf4": (partial(folders.nf4, nested=False), config("bitsandbytes")),
     "nf4 nested": (folders.nf4, config("bitsandbytes")),
     "nf4 odd width": (partial(folders.nf4, (30, 105)), config("bitsandbytes")),
     "groups of 16": (partial(folders.gptq, group=16), in_groups("gptq", 4, 16)),
 }
 """Which have no block."""
-ROW_SCALES = {"int8": (folders.int8, config("bitsandbytes", load_in_8bit=True, load_in_4bit=False))}
+ROW_SCALES: Cases = {"int8": (folders.int8, config("bitsandbytes", load_in_8bit=True, load_in_4bit=False))}
 
 
 def tensor_in(folder, stored, entry):
@@ -292,7 +296,7 @@ NOT_FINITE = [
     ("mlx", put_value("biases", np.nan), r"biases in .* holds nan in row 1, column 0"),
     ("bitsandbytes", put_value("weight.nested_absmax", np.nan, 0), "nested_absmax .* holds nan"),
 ]
-MAKE = {
+MAKE: dict[str, Callable[..., Any]] = {
     "awq": folders.awq,
     "gptq": folders.gptq,
     "compressed-tensors": folders.compressed_tensors,
@@ -371,7 +375,12 @@ def test_drawn_damage(method, tmp_path):
 def plain(tmp_path_factory):
     from tests.engine.checkpoints import write_checkpoint
 
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     rope = {"rope_type": "default", "rope_theta": 1e4}
     folder = tmp_path_factory.mktemp("plain") / "x"
     return write_checkpoint(

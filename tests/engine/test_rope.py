@@ -52,7 +52,7 @@ CASES = {
 POSITIONS = 8192
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+@pytest.fixture(params=list(CASES.values()), ids=list(CASES))
 def both(request, make_checkpoint):
     """Our config and transformers' RoPE module for the same checkpoint, and how many positions to compare."""
     from transformers import AutoConfig

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,7 +152,12 @@ def is_on_the_edge(logits, settings, prompt, made):
 
 
 def test_draws_are_of_the_distribution():
-    settings = {"temperature": 1.3, "top_k": 4, "repetition_penalty": 1.4, "presence_penalty": 0.5}
+    settings: dict[str, Any] = {
+        "temperature": 1.3,
+        "top_k": 4,
+        "repetition_penalty": 1.4,
+        "presence_penalty": 0.5,
+    }
     sampler, context = Sampler(**settings, seed=5), ([1, 2], [1, 1, 3])
     counts = np.bincount([sampler(LOGITS, *context) for _ in range(6000)], minlength=6) / 6000
     tokens, probabilities = sampler.distribution(LOGITS, *context)
@@ -336,9 +342,9 @@ def test_sorted_values_give_what_sorted_tokens_do(seed):
     """To the bit, for logits of which many are equal too."""
     random = np.random.default_rng(seed)
     for number in range(300):
-        logits = (random.normal(size=random.integers(1, 3000)) * 4).astype(np.float32)
+        logits: Any = (random.normal(size=random.integers(1, 3000)) * 4).astype(np.float32)
         logits = np.round(logits * 4) / 4 if number % 2 else logits
-        settings = {
+        settings: dict[str, Any] = {
             "temperature": float(random.uniform(0.3, 2)),
             "top_k": int(random.choice([0, 0, 20, 400])),
             "top_p": float(random.choice([1.0, random.uniform(0.05, 1)])),

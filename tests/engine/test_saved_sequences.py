@@ -106,16 +106,22 @@ def kept_bits(sequence: PagedSequence) -> tuple[Any, ...]:
     return sequence.dropped_tokens, sequence.token_ids[:], [array[:, places].tobytes() for array in arrays]
 
 
+def last_sequence(model: Model) -> PagedSequence:
+    last = model._open().scheduler.last_sequence
+    assert last
+    return last.sequence
+
+
 def test_what_was_dropped_is_saved_too(tmp_path: Path) -> None:
     """A sequence that is past the end of the context, with its keys before RoPE."""
     with opened(decode="rows", context_end="shift") as model:
         model.generate([5, 77, 300] * 200, max_tokens=2)
-        kept = model._open().scheduler.last_sequence.sequence
+        kept = last_sequence(model)
         assert kept.dropped_tokens
         before = kept_bits(kept)
         model.save(tmp_path / "dialog")
         model.restore(tmp_path / "dialog")
-        again = model._open().scheduler.last_sequence.sequence
+        again = last_sequence(model)
         assert again is not kept
         assert kept_bits(again) == before
 

@@ -18,7 +18,8 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine import window_cache
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.executor import Executor
-from aerie.engine.forward import logits_rows, prefill
+from aerie.engine.forward import prefill
+from aerie.engine.head import logits_rows
 from aerie.engine.layer_masks import ALIGN
 from aerie.engine.page_manager import PAGE_SIZE, PageManager
 from aerie.engine.page_pool import PagedSequence, PagePool

@@ -108,7 +108,7 @@ def test_what_a_layer_sees():
     assert masks.rules(lambda _: np.array([0, 1, 4, 5]))[0](5).tolist() == [4, 5]
     positions = np.arange(1, 6)
     seen = np.arange(6) <= positions[:, None]
-    expected = [[max(0, at - 2) <= key <= at for key in range(6)] for at in positions]
+    expected = [[max(0, at - 2) <= key <= at for key in range(6)] for at in range(1, 6)]
     keys = np.arange(6)
     assert masks.visible(seen, positions, keys, 0).tolist() == expected
     assert masks.visible(seen[:, 2:], positions, keys[2:], 0).tolist() == [row[2:] for row in expected]

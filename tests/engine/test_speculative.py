@@ -60,9 +60,9 @@ class Knowing:
         self._prompt, self._answer, self._wrong = prompt, answer, wrong
         self.is_closed, self.asked = False, 0
 
-    def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
-        first, self.asked = len(tokens) - self._prompt, self.asked + most
-        guesses = self._answer[first : first + most]
+    def __call__(self, tokens: Sequence[int], max_drafts: int) -> Sequence[int]:
+        first, self.asked = len(tokens) - self._prompt, self.asked + max_drafts
+        guesses = self._answer[first : first + max_drafts]
         wrong = self._wrong
         return [g ^ 1 if wrong and (first + n) % wrong == 0 else g for n, g in enumerate(guesses)]
 
@@ -433,7 +433,8 @@ class Drawn:
     """An answer under way, of which the rows are given: see RequestState."""
 
     def __init__(self, sampler: Sampler) -> None:
-        self.prompt_ids, self.positions, self.remaining_tokens = (0,), 99, 99
+        self.prompt_ids: tuple[int, ...] = (0,)
+        self.positions = self.free_positions = self.remaining_tokens = 99
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._sampler = sampler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ class Dynamic:
         self.config, self.head = config, torch.tensor(weights.lm_head)
         self.final = torch.tensor(weights.final_norm)
         self.layers = [{k: torch.tensor(v) for k, v in of.items()} for of in weights.layers]
-        self.cache = [None] * len(self.layers)
+        self.cache: list[Any] = [None] * len(self.layers)
 
     def norm(self, x, weight):
         return torch.nn.functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
@@ -186,7 +187,8 @@ def test_five_tokens():
     prompt = [5, 17, 3, 60, 41, 8]
 
     def generate(forward):
-        ids, passes = list(prompt), []
+        ids = list(prompt)
+        passes: list[Any] = []
         forward(table[ids[:4]], 0, True)
         for start in (4, 8):
             block = (ids[start:] + 4 * [MASK_TOKEN])[:4]

@@ -35,7 +35,8 @@ def session():
 
 def converse(session, *lines):
     """What a chat writes and notes for these lines. One that is a function is called, and is no line."""
-    script, notes, out = iter(lines), [], io.StringIO()
+    script, out = iter(lines), io.StringIO()
+    notes: list[str] = []
 
     def read(is_continued):
         for line in script:

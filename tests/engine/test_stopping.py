@@ -73,6 +73,11 @@ def test_nothing_comes_after_a_stop_string():
 
 def test_no_piece_is_taken_after_the_end():
     taken = []
-    pieces = (taken.append(piece) or piece for piece in ("a", "b.", "c"))
-    assert list(StopStrings(["."]).truncate(pieces)) == ["a", "b"]
+
+    def pieces():
+        for piece in ("a", "b.", "c"):
+            taken.append(piece)
+            yield piece
+
+    assert list(StopStrings(["."]).truncate(pieces())) == ["a", "b"]
     assert taken == ["a", "b."]

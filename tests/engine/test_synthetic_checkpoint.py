@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import re
+import shutil
 from collections import namedtuple
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.weights import Weights
 from aerie.llama32_1b.synthetic import writer
 from aerie.llama32_1b.synthetic.__main__ import build_parser, chosen_config, main
-from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B, SHAPES, TINY, tensors
+from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B, SHAPES, TINY, config_json, tensors
 from aerie.llama32_1b.synthetic.tokenizer import MIN_VOCABULARY, make_tokenizer
 
 PROMPT = "What is the capital of France?"
@@ -44,7 +45,7 @@ def test_it_opens(tiny):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_config_is_read_as_it_was_meant(name, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(writer.config_json(SHAPES[name])))
+    (tmp_path / "config.json").write_text(json.dumps(config_json(SHAPES[name])))
     assert load_config(tmp_path) == SHAPES[name]
 
 
@@ -160,7 +161,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
 def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, capsys, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(
-        writer.shutil, "disk_usage", lambda folder: usage(4_000_000_000, 3_000_000_000, 1_000_000_000)
+        shutil, "disk_usage", lambda folder: usage(4_000_000_000, 3_000_000_000, 1_000_000_000)
     )
     assert refused(capsys, tmp_path / "large") == (
         f"error: the checkpoint takes 2.3 GiB and {tmp_path} has 953 MiB free; free some space, name a "

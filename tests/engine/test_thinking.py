@@ -191,6 +191,7 @@ def test_how_an_answer_begins(opened_tokenizer, qwen):
     for content, is_open in (("<think>\nso", True), ("<think>\nso\n</think>\n\nHi", False), ("Hi", False)):
         messages = [*user, {"role": "assistant", "content": content}]
         start = ours.thinking_start(ours.encode_chat(messages, continues=True), content)
+        assert start
         assert (start.is_open, start.is_closed) == (is_open, not is_open)
 
 
@@ -210,7 +211,8 @@ SCHEMA = {
 def drawn_answer(sampler, tokenizer, grammars, seed, most=60):
     """Tokens drawn among the allowed ones, with a liking for the tags' tokens. Each mask is also that of a
     fresh matcher, and of one that had other tokens before."""
-    draw, ids = random.Random(seed), []
+    draw = random.Random(seed)
+    ids: list[int] = []
     liked = [*tokenizer.tag_ids(TAGS.end), *tokenizer.tag_ids(TAGS.start)]
     while len(ids) < most:
         logits = (
@@ -245,11 +247,14 @@ def test_a_budget_alone_ends_the_thinking_and_nothing_else(opened_tokenizer, gra
     tokenizer = opened_tokenizer
     end, free = tokenizer.tag_ids(TAGS.end), tokenizer.encode("so it goes on", special=False)
     for budget in (0, 1, 3):
-        matcher = plan_thinking(ThinkingStart(TAGS, True), grammars, budget, None).matcher(None)
+        plan = plan_thinking(ThinkingStart(TAGS, True), grammars, budget, None)
+        assert plan
+        matcher = plan.matcher(None)
         for taken in range(budget):
             assert matcher.token_mask(free[:taken]) is None
         for taken, token in enumerate(end):
             mask = matcher.token_mask([*free[:budget], *end[:taken]])
+            assert mask is not None
             assert {*np.flatnonzero(mask)} == {token}
         assert matcher.token_mask([*free[:budget], *end]) is None
         assert matcher.token_mask([*free[:budget], *end, *free]) is None
@@ -258,12 +263,16 @@ def test_a_budget_alone_ends_the_thinking_and_nothing_else(opened_tokenizer, gra
 def test_the_budget_begins_after_the_opening_tag(qwen):
     tokenizer = load_tokenizer(qwen)
     grammars = GrammarCompiler(tokenizer, open_checkpoint(qwen).config)
-    matcher = plan_thinking(ThinkingStart(TAGS), grammars, 2, None).matcher(None)
+    plan = plan_thinking(ThinkingStart(TAGS), grammars, 2, None)
+    assert plan
+    matcher = plan.matcher(None)
     (begin,), (end,) = (tokenizer.tag_ids(tag) for tag in TAGS)
     free = tokenizer.encode("abc", special=False)
     assert matcher.token_mask([]) is None
     assert matcher.token_mask([begin, free[0]]) is None
-    assert {*np.flatnonzero(matcher.token_mask([begin, *free[:2]]))} == {end}
+    mask = matcher.token_mask([begin, *free[:2]])
+    assert mask is not None
+    assert {*np.flatnonzero(mask)} == {end}
     assert matcher.token_mask([*free[:2]]) is None  # it does not think
 
 
@@ -292,6 +301,7 @@ def test_no_plan_where_nothing_depends_on_it(grammars):
 
 def test_a_plan_goes_through_a_file(opened_tokenizer, grammars):
     plan = plan_thinking(ThinkingStart(TAGS, True, False, frozenset([3])), grammars, 7, None)
+    assert plan
     content = json.loads(json.dumps(plan.to_json()))
     assert ThinkingPlan.from_json(content, opened_tokenizer, grammars.vocab_size) == plan
 

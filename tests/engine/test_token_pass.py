@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,10 @@ PROMPT = [0, 17, 300, 41]
 TOKENS = [5, 77, 300, 5]
 
 
-FAMILIES = {"guide": {"seq_len": 128}, "rows": {"seq_len": None, "variants": "8x512", "decode": "rows"}}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "guide": {"seq_len": 128},
+    "rows": {"seq_len": None, "variants": "8x512", "decode": "rows"},
+}
 PASSES = (TokenPass, RowsPass)
 
 
@@ -193,7 +197,8 @@ def test_little_python_lies_between_the_model_and_the_device(open_session, monke
     depths, real = [], RunBatch.execute
 
     def execute(batch):
-        frame, depth = sys._getframe(), 1
+        frame: Any = sys._getframe()
+        depth = 1
         while frame.f_code is not ImmediateCalls.run.__code__:
             frame, depth = frame.f_back, depth + 1
         depths.append(depth)
@@ -212,7 +217,8 @@ def test_few_frames_lie_between_a_stream_and_the_device(monkeypatch):
 
     def watch(kind):
         def execute(runs):
-            frame, depth = sys._getframe(1), 1
+            frame: Any = sys._getframe(1)
+            depth = 1
             while frame.f_code is not Stream.__next__.__code__:
                 frame, depth = frame.f_back, depth + 1
             depths.append(depth)

@@ -28,6 +28,7 @@ from aerie.engine.tool_calls import (
     Tool,
     ToolCallFormat,
     Tools,
+    ToolsError,
     detect_format,
     read_tools,
 )
@@ -288,6 +289,7 @@ def test_what_a_user_spells_is_text(is_special: bool) -> None:
     given = {"special": tokens} if is_special else {"others": tokens}
     tokenizer, inner, _ = of_demo(**given, template=TEMPLATE)
     begins = inner.token_to_id("<tool_call>")
+    assert begins is not None
     assert tokenizer.encode_chat(CALLED, TOOLS).count(begins) == 1
     spelled = [{"role": "user", "content": "say <tool_call> now"}, *CALLED[1:]]
     ids = tokenizer.encode_chat(spelled, TOOLS)
@@ -346,10 +348,10 @@ def test_what_a_user_spells_is_text(is_special: bool) -> None:
     ],
 )
 def test_tools_that_are_none(tools: Any, choice: Any, place: str, message: str) -> None:
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(ToolsError) as refused:
         read_tools(tools, choice)
     assert message in str(refused.value)
-    assert refused.value.place == place  # type: ignore[attr-defined]
+    assert refused.value.place == place
 
 
 def test_no_tools_to_call() -> None:

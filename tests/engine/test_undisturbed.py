@@ -55,7 +55,7 @@ def session(request: pytest.FixtureRequest) -> Session:
     return session_of(open_checkpoint(BUILT_IN_MODELS[request.param]))
 
 
-def manner_of(session: Session) -> DecodeConfig:
+def decode_config_of(session: Session) -> DecodeConfig:
     return DecodeConfig(draft="lookup") if session.model.config.diffusion is None else DEFAULT_DECODE_CONFIG
 
 
@@ -68,7 +68,7 @@ SETTINGS: dict[str, Any] = {"temperature": 3.0, "seed": 6}
 
 def test_ctrl_c_amid_the_draws_of_a_pass_loses_none(session: Session) -> None:
     """What a KeyboardInterrupt ends goes on with the draws that it would have had."""
-    prompt, decode_config = asked(session), manner_of(session)
+    prompt, decode_config = asked(session), decode_config_of(session)
     whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config))
     request = session.generate(prompt, 40, Struck(**SETTINGS), decode_config=decode_config)
     struck = 0
@@ -88,7 +88,7 @@ def test_draws_that_can_be_broken_off_would_be_seen(
     def disturbed() -> Iterator[None]:
         yield
 
-    prompt, decode_config = asked(session), manner_of(session)
+    prompt, decode_config = asked(session), decode_config_of(session)
     whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config))
     monkeypatch.setattr("aerie.engine.scheduler.defer_interrupt", disturbed)
     request = session.generate(prompt, 40, Struck(**SETTINGS), decode_config=decode_config)
@@ -146,7 +146,7 @@ def test_what_waited_comes_at_the_end_and_once() -> None:
 
 def test_a_request_is_stopped_in_the_middle_of_a_step(session: Session, monkeypatch: Any) -> None:
     """By what the handler of Ctrl-C calls; what has come stays."""
-    prompt, decode_config = asked(session), manner_of(session)
+    prompt, decode_config = asked(session), decode_config_of(session)
     request = session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config)
     scheduler, steps = session.scheduler, 0
     run = scheduler._run
@@ -182,7 +182,7 @@ def test_the_bar_moves_while_a_long_prompt_is_read(session: Session, monkeypatch
     monkeypatch.setattr("aerie.engine.scheduler.MAX_STEP_TOKENS", 32)
     monkeypatch.setattr(session, "bar", bar)
     prompt = [int(token) for token in range(20, 120)]
-    (first, *_) = session.generate(prompt, 4, Sampler(**SETTINGS), decode_config=manner_of(session))
+    (first, *_) = session.generate(prompt, 4, Sampler(**SETTINGS), decode_config=decode_config_of(session))
     assert isinstance(first, int)
     assert events[0] == len(prompt)
     assert events[-1] == "gone"
@@ -194,7 +194,7 @@ def test_the_bar_moves_while_a_long_prompt_is_read(session: Session, monkeypatch
 def test_the_bar_of_a_report_is_shown(session: Session, monkeypatch: Any) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(session, "bar", partial(Reporter(shown, terminal=True).bar, "reading the prompt"))
-    list(session.generate([*range(20, 120)], 2, Sampler(), decode_config=manner_of(session)))
+    list(session.generate([*range(20, 120)], 2, Sampler(), decode_config=decode_config_of(session)))
     assert "reading the prompt" in shown.getvalue()
     assert "/100" in shown.getvalue()
 

@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -233,9 +234,12 @@ def test_wrong_dtype_is_named(change_tensors):
 def test_the_lm_head_in_partitions(make_checkpoint, vocab_size):
     """Rows of the table, then zeros, whatever was in the buffer before."""
     lm_head = dataclasses.replace(open_weights(make_checkpoint()).lm_head, shape=(vocab_size, 256))
-    program = SimpleNamespace(arguments={"lm_head_0": SimpleNamespace(shape=(64, 256), dtype=kernel_bf16)})
+    program: Any = SimpleNamespace(
+        arguments={"lm_head_0": SimpleNamespace(shape=(64, 256), dtype=kernel_bf16)}
+    )
     whole = np.full((512, 256), np.nan, bf16)
-    for part, fill in enumerate(lm_head_statics(program, lm_head).values()):
+    statics: dict[str, Any] = lm_head_statics(program, lm_head)
+    for part, fill in enumerate(statics.values()):
         fill(whole[part * 64 : part * 64 + 64])
     np.testing.assert_array_equal(whole[:vocab_size], lm_head.read())
     assert not whole[vocab_size:].any()
@@ -264,12 +268,13 @@ def test_names_of_a_layer_are_those_of_the_programs(make_checkpoint, programs_wi
 def test_prefill_and_decode_share_a_layers_weights_and_nothing_else(make_checkpoint, programs_without_text):
     """Each under one name in one layer."""
     config = load_config(make_checkpoint())
-    places = {"prefill": {}, "decode": {}}
+    places: dict[str, dict[Any, set[Any]]] = {"prefill": {}, "decode": {}}
     for (bo_key, argument), place in SharedBufferNames(
         programs_without_text(config.shape, 64).values(), (0, 0)
     ).items():
-        stage = "decode" if "gemv" in bo_key else "prefill"
-        places[stage].setdefault(place, set()).add((bo_key.rpartition("_L")[2], argument))
+        places["decode" if "gemv" in bo_key else "prefill"].setdefault(place, set()).add(
+            (bo_key.rpartition("_L")[2], argument)
+        )
     shared = places["prefill"].keys() & places["decode"].keys()
     wanted = [{(layer, name)} for layer in "01" for name in LAYER_TENSORS]
     for stage in places.values():

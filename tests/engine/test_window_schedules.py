@@ -3,7 +3,7 @@ where pages run out, from the prefix cache, from a file, and on several devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,7 +82,7 @@ def listener() -> Listening:
     return Listening(temperature=1.2, seed=5, logit_bias=dict.fromkeys((1, 2), -100.0))
 
 
-def listened(add: Callable[[Listening], Request]) -> tuple[list[int], list[bytes]]:
+def listened(add: Callable[[Listening], Iterable[int]]) -> tuple[list[int], list[bytes]]:
     return list(add(listening := listener())), listening.bits
 
 
@@ -112,14 +112,9 @@ def test_cached_pages_of_a_long_text_serve_a_part_of_it(family: Family) -> None:
     """A text that ends in the middle of another, of which pages behind the window may be gone."""
     session, text = family.session, repeating(family.session, 230)
     prompts = [text, text[:150], text[:128] + text[5:60], [*text, 9]]
-    alone = [
-        listened(lambda heard, prompt=prompt: generate_alone(session.model, prompt, 5, heard))
-        for prompt in prompts
-    ]
+    alone = [listened(partial(generate_alone, session.model, prompt, 5)) for prompt in prompts]
     scheduler = family.scheduler(24)
-    again = [
-        listened(lambda heard, prompt=prompt: scheduler.add_request(prompt, 5, heard)) for prompt in prompts
-    ]
+    again = [listened(partial(scheduler.add_request, prompt, 5)) for prompt in prompts]
     assert again == alone
     assert scheduler.stats.cached_tokens >= 64
 
@@ -150,10 +145,7 @@ def test_a_text_longer_than_its_pool(family: Family) -> None:
 def test_preempted_behind_the_window(family: Family) -> None:
     """Swapped with the pages that are left, and computed anew where the swap space is too small."""
     session, prompts = family.session, [repeating(family.session, count) for count in (200, 170)]
-    alone = [
-        listened(lambda heard, prompt=prompt: generate_alone(session.model, prompt, 90, heard))
-        for prompt in prompts
-    ]
+    alone = [listened(partial(generate_alone, session.model, prompt, 90)) for prompt in prompts]
     for spare in (6, 0):
         scheduler = family.scheduler(7 if len(session.model.config.masks.windows) > 1 else 5, spare)
         heard = [listener() for _ in prompts]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -75,9 +77,9 @@ def test_dtypes_agree_with_numpy(dtype: DType) -> None:
     ],
 )
 def test_meaning_of_element_types(
-    dtype: DType, quantised: dict[str, float], elements: list[float], numbers: list[float]
+    dtype: DType, quantised: dict[str, Any], elements: list[float], numbers: list[float]
 ) -> None:
-    logits = Argument("logits", (3,), dtype, Role.OUTPUT, **quantised)  # type: ignore[arg-type]
+    logits = Argument("logits", (3,), dtype, Role.OUTPUT, **quantised)
     found = logits.dequantise(np.array(elements, dtype.numpy))
     assert found.dtype == np.float32
     assert found.tolist() == numbers

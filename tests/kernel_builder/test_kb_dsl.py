@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -268,9 +271,11 @@ def test_a_loop_left_by_break_is_refused() -> None:
 
 
 def test_a_loop_not_run_to_its_end_is_refused() -> None:
+    held: list[Any] = []
+
     def write(k: Sketch, tx, ty) -> None:
-        k.held = k.loop(0, 8)
-        next(k.held)
+        held.append(k.loop(0, 8))
+        next(held[0])
 
     with pytest.raises(DslError, match="a loop is still open at the end of the herd around it"):
         in_herd(write)
@@ -371,7 +376,7 @@ def test_the_text_of_the_dsl_computes_its_expression() -> None:
     np.testing.assert_allclose(run(k.finish(), {"a": x})["out"], expected, rtol=1e-5, atol=1e-6)
 
 
-FUNCTIONS = {
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "exp": (lambda v: v.exp(), np.exp),
     "exp2": (lambda v: v.exp2(), np.exp2),
     "tanh": (lambda v: v.tanh(), np.tanh),

@@ -64,7 +64,9 @@ WITH_CALL = ["bias_add", "eltwise_add", "narrow", "rms_norm"]
 """The kernels of which `needs_the_call` is true: a test holds them so."""
 IN_BLOCKS = ["gemm", "gemm_f32", "gemm_rows"]
 """The kernels that multiply in block floating point where the mode says so: a test holds them so."""
-QUICK = dict.fromkeys(("checks", "plain", "one thread"), ("gemm", "gemv", "eltwise_add"))
+QUICK: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("checks", "plain", "one thread"), ("gemm", "gemv", "eltwise_add")
+)
 QUICK["floor"] = tuple(WITH_CALL)
 PAIRS = [
     pytest.param(

@@ -108,7 +108,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     """folder(file, text): the kernels, and one more file among them."""
     monkeypatch.setattr(kernels, "__path__", [*kernels.__path__, str(tmp_path)])
     all_kernels.cache_clear()
-    yield lambda file, text: (tmp_path / file).write_text(text) and None
+
+    def write(file: str, text: str) -> None:
+        (tmp_path / file).write_text(text)
+
+    yield write
     all_kernels.cache_clear()
 
 

@@ -128,7 +128,11 @@ def test_a_gemv_does_not_depend_on_tiles_or_cores() -> None:
     """The sum over k has one order, whatever the tiles."""
     arrays = random_arrays(gemv.KERNEL, {"m": 64, "k": 512}, np.random.default_rng(1))
     plain = run(gemv.build(64, 512), arrays)["out"]
-    for cut in ({"tile_m": 4, "m_input": 2, "herd_m": 2}, *({"k_piece": piece} for piece in (64, 128, 256))):
+    cuts: list[dict[str, Any]] = [
+        {"tile_m": 4, "m_input": 2, "herd_m": 2},
+        *({"k_piece": piece} for piece in (64, 128, 256)),
+    ]
+    for cut in cuts:
         assert plain.tobytes() == run(gemv.build(64, 512, **cut), arrays)["out"].tobytes(), cut
 
 
@@ -191,7 +195,7 @@ def test_the_delta_rule_is_that_of_hugging_face(function: str) -> None:
     torch = pytest.importorskip("torch")
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
-    sizes = {"heads": 2, "positions": 64, "key_dim": 32, "value_dim": 32}
+    sizes: dict[str, Any] = {"heads": 2, "positions": 64, "key_dim": 32, "value_dim": 32}
     arrays = random_arrays(gated_delta_rule.KERNEL, sizes, np.random.default_rng(4))
     rows, gates_at = arrays["rows"], slice(64, 80)
     gates = np.ascontiguousarray(rows[..., gates_at]).view(np.float32)
@@ -220,7 +224,7 @@ def test_the_delta_rule_is_that_of_hugging_face(function: str) -> None:
 
 def test_positions_that_are_not_there_change_no_bit() -> None:
     """A run of 8 positions, and the same with 8 more that are not there."""
-    few = {"heads": 2, "positions": 8, "key_dim": 16, "value_dim": 16}
+    few: dict[str, Any] = {"heads": 2, "positions": 8, "key_dim": 16, "value_dim": 16}
     arrays = random_arrays(gated_delta_rule.KERNEL, few, np.random.default_rng(6))
     empty = np.full_like(arrays["rows"], np.nan)
     empty[..., 32:48] = 0

@@ -16,7 +16,7 @@ from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, MemoryS
 from aerie.device import CheckReport, check
 from aerie.device.npu2 import NPU1, NPU2, DeviceModel
 from aerie.device.transfers import memref_bytes, space_of
-from aerie.kernel_builder import gemm_tiles
+from aerie.kernel_builder import attention, gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import l1_bytes
 from aerie.kernel_builder.kernels import all_kernels, flash_attention, gemm, gemv
@@ -269,7 +269,7 @@ def test_a_kernel_is_built_for_the_device_that_it_is_given(name: str) -> None:
 
 
 STATIC = {"layer": 27, "layers": 28, "batch": 1}
-MODELS_SHAPES = {
+MODELS_SHAPES: dict[str, list[dict[str, Any]]] = {
     "block_attention": [
         {**STATIC, "block": block, "max_len": m, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
         for block, m in ((4, 512), (32, 16384))
@@ -372,7 +372,14 @@ ROOMY = replace(NPU2, l1_bytes=1 << 20)
 def test_a_loop_around_a_herd_doubles_what_the_herd_fills() -> None:
     """One L1 tile of K in each of seven of L2: aircc moves the loop over those into the herd, and makes three
     copies of what it fills a trip."""
-    tiles = {"tile_m": 64, "tile_n": 64, "tile_k_l1": 128, "tile_k_l2": 128, "herd_m": 8, "herd_n": 1}
+    tiles: dict[str, Any] = {
+        "tile_m": 64,
+        "tile_n": 64,
+        "tile_k_l1": 128,
+        "tile_k_l2": 128,
+        "herd_m": 8,
+        "herd_n": 1,
+    }
     built = gemm.build(512, 896, 896, **tiles, device=ROOMY).module
     assert used(check(built), "L1 bytes") == 1024 + 16384 + 8192 + 3 * (16384 + 16384)
     assert used(check(built, omit_ping_pong="L1"), "L1 bytes") == 1024 + 16384 + 8192 + 16384 + 16384
@@ -498,7 +505,7 @@ def test_products_of_one_k_share_a_symbol_and_others_do_not() -> None:
 def test_kv_tiles_do_not_depend_on_the_length(length: int) -> None:
     text = flash_attention.build(length, length, 2, 1, 64).text
     assert "ATTN_KV_ROWS=64 ATTN_HEAD_DIM=64" in text
-    assert text.count("air.channel @k_in_") == min(flash_attention.STAGES, length // 64)
+    assert text.count("air.channel @k_in_") == min(attention.STAGES, length // 64)
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 64), (14, 2, 64), (24, 8, 128)])

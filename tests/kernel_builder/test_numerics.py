@@ -93,9 +93,10 @@ def test_what_agrees(published: str, here: float, agrees: bool, same_digits: boo
 
 
 def rows(*errors: float) -> tuple[PublishedError, ...]:
-    return tuple(
-        PublishedError(f"row {error}", "1.0e-2", 10**6, lambda _, error=error: error) for error in errors
-    )  # type: ignore[misc]
+    def row(error: float) -> PublishedError:
+        return PublishedError(f"row {error}", "1.0e-2", 10**6, lambda _: error)
+
+    return tuple(map(row, errors))
 
 
 def test_command_prints_the_comparison(

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aerie.device import check
+from aerie.device import NPU2, check
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.kernels import all_kernels, gemm, gemm_rows, gemv
 from aerie.kernel_builder.quantised_tiles import choose_row_tiles
@@ -100,7 +100,7 @@ def test_the_array_has_room_for_models(width: int, kind: str) -> None:
 
 
 def test_few_rows_of_blocks_go_to_few_cores() -> None:
-    tiles = choose_row_tiles(8, 576, 192, Q4, gemv.NPU2, {})
+    tiles = choose_row_tiles(8, 576, 192, Q4, NPU2, {})
     assert (tiles.herd_x * tiles.herd_y, tiles.tile_n) == (6, 32)
 
 

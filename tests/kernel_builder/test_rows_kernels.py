@@ -68,7 +68,7 @@ def test_the_whole_array_shares_the_columns(
         ({"tile_n": 96}, "n=256 is no positive multiple of 96"),
     ],
 )
-def test_refusals_of_a_product_of_rows(given: dict[str, int], message: str) -> None:
+def test_refusals_of_a_product_of_rows(given: dict[str, Any], message: str) -> None:
     with pytest.raises(IllegalShapeError, match=message):
         gemm_rows.build(**{"m": 8, "k": 256, "n": 256, **given})
 
@@ -76,7 +76,7 @@ def test_refusals_of_a_product_of_rows(given: dict[str, int], message: str) -> N
 # ---- attention ----
 
 
-def attend(n: int, arrays: Mapping[str, Array], seen: Array, **cut: int) -> Array:
+def attend(n: int, arrays: Mapping[str, Array], seen: Array, **cut: Any) -> Array:
     """Rows of queries against a cache, each over what it sees."""
     m = arrays["k"].shape[1]
     kernel = cached_attention.build(n, m, HEADS, KV_HEADS, DIM, **cut)

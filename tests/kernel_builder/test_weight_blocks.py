@@ -58,7 +58,8 @@ def test_a_code_lies_where_the_block_says() -> None:
     )
     weights.codes[21, 256 + 70] = 9
     weights.scales[21, 8 + 2] = 0.5
-    weights.minima[21, 8 + 2] = -2.0  # type: ignore[index]
+    assert weights.minima is not None
+    weights.minima[21, 8 + 2] = -2.0
     packed = weights.pack()[0, 1]
     codes = packed[1024:].reshape(2, 256, 8)
     assert codes[1, 70, 2] == 9 << 4

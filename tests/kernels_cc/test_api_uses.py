@@ -32,7 +32,8 @@ def text_of(source: Path) -> str:
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set[str]]]:
     """For each source every form of every function that it calls, its own functions left out."""
-    folder, found = tmp_path_factory.mktemp("uses"), defaultdict(lambda: defaultdict(set))
+    folder = tmp_path_factory.mktemp("uses")
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for source in SOURCES:
         for call in calls(source, folder):
             function, form = use(call)

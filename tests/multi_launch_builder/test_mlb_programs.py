@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def demo_programs(built):
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_program_has_its_launches_fits_the_device_and_lowers(built, name, model):
     program, module = built(model, name)
-    launches = [op.sym_name for op in module.walk() if isinstance(op, LaunchOp)]
+    launches = [str(op.sym_name) for op in module.walk() if isinstance(op, LaunchOp)]
     assert tuple(launches) == program.launches == tuple(s.label for s in PLANS[name](*MODELS[model]).launches)
     assert len(launches) == LAUNCHES[name]
     assert f"func.func @{name}(" in program.text
@@ -220,11 +221,11 @@ def test_threads_that_build_programs_take_turns(monkeypatch: pytest.MonkeyPatch)
     """Two models may be opened at a time, and what xDSL swaps meanwhile it swaps for all threads."""
     free, real = [], builder.build_kernel
 
-    def build(*arguments: object) -> object:
+    def build(*arguments: Any) -> Any:
         other = threading.Thread(target=lambda: free.append(ONE_AT_A_TIME.acquire(blocking=False)))
         other.start()
         other.join()
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(*arguments)
 
     monkeypatch.setattr(builder, "build_kernel", build)
     build_program(PLANS["flash_attn"](DEMO, DEMO_SEQ_LEN))

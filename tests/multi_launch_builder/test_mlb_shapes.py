@@ -9,7 +9,7 @@ import pytest
 
 from aerie.air_dialect import parse
 from aerie.device import NPU2, check
-from aerie.kernel_builder import gemm_tiles
+from aerie.kernel_builder import attention, gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.kernels import all_kernels, cached_attention, flash_attention, gemv
 from aerie.multi_launch_builder import (
@@ -149,9 +149,9 @@ def test_the_limits_are_those_of_the_kernels(field, most, step, kernel, paramete
 
 
 def test_numbers_that_tables_need_without_a_kernel_are_those_of_the_kernels():
-    heads = range(flash_attention.MMUL_BLOCK, flash_attention.max_head_dim() + 1, flash_attention.MMUL_BLOCK)
-    assert max(flash_attention.kv_rows(head) for head in heads) == SEQ_LEN_STEP
-    assert all(SEQ_LEN_STEP % flash_attention.kv_rows(head) == 0 for head in heads)
+    heads = range(attention.MMUL_BLOCK, flash_attention.max_head_dim() + 1, attention.MMUL_BLOCK)
+    assert max(attention.kv_rows(head) for head in heads) == SEQ_LEN_STEP
+    assert all(SEQ_LEN_STEP % attention.kv_rows(head) == 0 for head in heads)
     assert LM_HEAD_ROWS % (gemv.TILE_M * NPU2.columns) == 0
     assert gemm_tiles.MMUL_BLOCK * NPU2.columns * NPU2.rows == LM_HEAD_ROWS
     assert gemm_tiles.MAX_ROWS == MAX_TAIL_ROWS

@@ -6,10 +6,12 @@ import functools
 import math
 import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from xdsl.dialects import func, scf
+from xdsl.ir import SSAValue
 
 from aerie.air_dialect import parse
 from aerie.air_dialect.index_constants import constant_int
@@ -29,6 +31,7 @@ from aerie.multi_launch_builder import (
     plan_variant_programs,
 )
 from aerie.multi_launch_builder.builder import build_program
+from aerie.multi_launch_builder.program import ProgramPlan
 from aerie.multi_launch_builder.programs import PLANS, plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B
 from aerie.multi_launch_builder.variants import CONTEXTS, ROWS, plan_by_name
@@ -127,9 +130,15 @@ def test_the_six_programs_tell_what_they_are():
     assert facts["lm_head_gemv"] == ("lm_head_gemv", 1, 0)
 
 
+def found_plan(shape: ModelShape, name: str) -> ProgramPlan:
+    plan = plan_by_name(shape, name)
+    assert plan
+    return plan
+
+
 @pytest.mark.parametrize("name", plan_variant_programs(DEMO, [Variant(8, 512), Variant(2048, 32768)]))
 def test_a_plan_is_found_by_its_name(name):
-    plan = plan_by_name(DEMO, name)
+    plan = found_plan(DEMO, name)
     assert (plan.name, plan.kind) == (name, name.partition("_ar")[0])
 
 
@@ -211,7 +220,7 @@ def test_few_rows_are_multiplied_in_blocks_that_read_a_weight_once(rows, product
 def test_tables_of_rows_that_six_programs_have_are_theirs():
     """But for the rows of RoPE, which are an input."""
     for name, kind in (("rms_gemms_rope_ar128", "rms_gemms_rope"), ("o_ffn_ar128", "o_ffn")):
-        plan, six = plan_by_name(DEMO, name), PLANS[kind](DEMO, 128)
+        plan, six = found_plan(DEMO, name), PLANS[kind](DEMO, 128)
         assert [step.label for step in plan.launches] == [step.label for step in six.launches]
         assert [step.parameters for step in plan.launches] == [step.parameters for step in six.launches]
         assert plan.options == six.options
@@ -416,15 +425,25 @@ def test_an_encoder_of_images_is_refused(inputs, outputs):
 # ---- what is read from memory ----
 
 
+def known(number: int | None) -> int:
+    assert number is not None
+    return number
+
+
+def trips(*bounds: SSAValue) -> int:
+    """Of a loop with a first value, an end and a step that are constants."""
+    return len(range(*(known(constant_int(bound)) for bound in bounds)))
+
+
 def repeats(op):
     """How often an operation is done in a call of its program, by loops, launches, segments and herds."""
     times = 1
     while (op := op.parent_op()) is not None:
         if isinstance(op, scf.ForOp):
-            times *= len(range(*map(constant_int, (op.lb, op.ub, op.step))))
+            times *= trips(op.lb, op.ub, op.step)
         elif isinstance(op, scf.ParallelOp):
             bounds = zip(op.lowerBound, op.upperBound, op.step, strict=True)
-            times *= math.prod(len(range(*map(constant_int, three))) for three in bounds)
+            times *= math.prod([trips(*three) for three in bounds])
         elif isinstance(op, HierarchyOp):
             times *= math.prod(extents(op))
     return times
@@ -432,12 +451,14 @@ def repeats(op):
 
 def reads(program):
     """How many elements a call reads of each argument, by what its text moves from memory."""
-    found = Counter()
+    found = Counter[str]()
     for op in parse(program.text).walk():
         for side in transfer_sides(op):
-            argument = root_value(side.memref)
+            argument: Any = root_value(side.memref)
             if side.reads and side.space == 0 and isinstance(argument.owner.parent_op(), func.FuncOp):
-                found[program.arguments[argument.index].name] += math.prod(side.sizes) * repeats(op)
+                found[program.arguments[argument.index].name] += math.prod(map(known, side.sizes)) * repeats(
+                    op
+                )
     return found
 
 
@@ -445,7 +466,7 @@ def reads(program):
 def test_few_rows_read_each_weight_once(shape, rows):
     """In bytes of one call: those of the weights, for 8 rows as for 32."""
     for kind in ("rms_gemms_rope", "o_ffn", "lm_head"):
-        program = build_program(plan_by_name(shape, f"{kind}_ar{rows}"))
+        program = build_program(found_plan(shape, f"{kind}_ar{rows}"))
         weights = [one for one in program.arguments if one.role is Role.WEIGHT and len(one.shape) == 2]
         counted = reads(program)
         assert len(weights) in (3, 4, 8)
@@ -456,5 +477,5 @@ def test_few_rows_read_each_weight_once(shape, rows):
 
 def test_many_rows_read_weights_again():
     """For each block of rows that the cores hold: so the count above sees a second reading."""
-    program = build_program(plan_by_name(LLAMA_3_2_1B, "o_ffn_ar2048"))
+    program = build_program(found_plan(LLAMA_3_2_1B, "o_ffn_ar2048"))
     assert reads(program)["w_down"] > 2 * math.prod(program.arguments["w_down"].shape)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from aerie.air_dialect import parse, print_as_source, print_module
+from aerie.common.store import Store
 from aerie.multi_launch_builder.builder import KernelUse, build_program, kernel_uses
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
@@ -40,6 +41,7 @@ def assert_same_cpp(use: KernelUse, checks: bool) -> None:
     read = generate_cpp(program.text, "program", options, (KERNEL_SOURCES,))
     built = generate_cpp(program.text, "program", options, (KERNEL_SOURCES,), module=program.module)
     assert built.units[0].text == read.units[0].text
+    assert program.module
     assert print_module(program.module) == program.text  # as it was
 
 
@@ -60,7 +62,7 @@ def test_a_toolchain_that_is_given_the_module_does_not_read_the_text(tmp_path, m
     program = build_program(plan_programs(DEMO, DEMO_SEQ_LEN, ["lm_head_gemv"])["lm_head_gemv"])
     given = []
     monkeypatch.setattr("aerie.virtual_npu.build", lambda *_, module, **__: given.append(module))
-    VirtualToolchain().compile(program, tmp_path, None)
+    VirtualToolchain().compile(program, tmp_path, Store(tmp_path))
     assert given == [program.module]
     assert program.module is not None
     assert replace(program, text="another").module is None
@@ -70,9 +72,12 @@ def test_equal_kernels_of_a_program_are_built_once(monkeypatch):
     from aerie.multi_launch_builder import builder
 
     built, build_kernel = [], builder.build_kernel
-    monkeypatch.setattr(
-        builder, "build_kernel", lambda step, *more: built.append(step.label) or build_kernel(step, *more)
-    )
+
+    def build(step, *more):
+        built.append(step.label)
+        return build_kernel(step, *more)
+
+    monkeypatch.setattr(builder, "build_kernel", build)
     program = build_program(plan_programs(DEMO, DEMO_SEQ_LEN, ["lm_head_gemv"])["lm_head_gemv"])
     assert len(program.launches) == 8
     assert built == ["partition_0"]

@@ -19,8 +19,8 @@ from ml_dtypes import bfloat16
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load, rooms
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
+from aerie.engine.detokenizer import IncrementalDetokenizer
 from aerie.engine.errors import PromptError, RequestError
-from aerie.engine.tokenizer import IncrementalDetokenizer
 from aerie.runtime import RunError
 from aerie.runtime.buffers import BufferSet
 from tests.spm import llama_2
@@ -174,7 +174,7 @@ def test_threads_take_turns(model: Model) -> None:
 def test_logits_are_those_that_the_answer_is_taken_from(model: Model) -> None:
     ids = model.encode(FRANCE)
     logits = model.logits(ids)
-    assert (logits.shape, logits.dtype) == ((len(ids), 1500), np.float32)
+    assert (logits.shape, logits.dtype) == ((len(ids), 1500), np.dtype(np.float32))
     assert int(np.argmax(logits[-1])) == model.generate(FRANCE, max_tokens=1).token_ids[0]
     assert int(np.argmax(logits[7])) == model.generate(ids[:8], max_tokens=1).token_ids[0]
     kept = logits.copy()
@@ -202,9 +202,12 @@ def test_the_fields_of_a_result(model: Model) -> None:
 
 def events_of(model: Model, stops_at: Any = None, **options: Any) -> tuple[list[Event], Result]:
     events: list[Event] = []
-    result = model.generate(
-        FRANCE, on_event=lambda event: events.append(event) or event.kind is not stops_at, **options
-    )
+
+    def hear(event: Event) -> bool:
+        events.append(event)
+        return event.kind is not stops_at
+
+    result = model.generate(FRANCE, on_event=hear, **options)
     return events, result
 
 
@@ -344,7 +347,7 @@ def test_penalties_and_bias_reach_the_sampler(model: Model) -> None:
 def test_prompts_of_each_kind(model: Model) -> None:
     ids = model.encode(FRANCE)
     assert model.encode([{"role": "user", "content": FRANCE}]) == ids
-    assert model.encode(np.array(ids)) == ids  # type: ignore[arg-type]
+    assert model.encode(np.array(ids)) == ids
     assert model.encode(FRANCE, raw=True) != ids
     assert not {ids[-1], 1496, 1499} & set(model.encode("<|eot_id|>", raw=True))  # text, and no control
     with pytest.raises(PromptError, match="the prompt is not valid UTF-8"):
@@ -514,7 +517,9 @@ def test_words_of_a_sentencepiece_model_keep_their_blanks(tmp_path: Path) -> Non
     folder, tokenizer = shutil.copytree(DEMO_FOLDER, tmp_path / "model"), llama_2()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text("{}")
-    only = {tokenizer.token_to_id("▁tile"): 100.0}
+    tile = tokenizer.token_to_id("▁tile")
+    assert tile
+    only = {tile: 100.0}
     with load(folder, backend="virtual") as spoken:
         assert list(spoken.stream("the world", 3, raw=True, logit_bias=only)) == [" tile"] * 3
         assert list(spoken.continue_answer(2)) == list(spoken.continue_answer(1)) * 2 == [" tile"] * 2

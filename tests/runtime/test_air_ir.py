@@ -1,5 +1,6 @@
 """mlir-air's Python bindings: the plumbing against a stand-in package `air`, the rest where they are."""
 
+import importlib.util
 import sys
 
 import pytest
@@ -57,7 +58,7 @@ def file(tmp_path):
 
 
 def test_without_the_bindings(monkeypatch):
-    monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not checks.bindings_installed()
     assert checks.bindings_status() == (
         "air.ir is not installed: modules are verified by Aerie's own dialect alone"

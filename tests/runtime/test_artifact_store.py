@@ -156,6 +156,7 @@ def test_a_failed_compilation_keeps_its_log_and_text_and_nothing_else(open_cache
         CompileError, match="program 'scale' was not compiled: line 3: unknown op 'bad'; full log: "
     ) as caught:
         cache.compile_and_cache(variant(text="bad"))
+    assert caught.value.log
     assert caught.value.log.read_text() == "compiling scale\n"
     text = caught.value.log.with_suffix(".mlir")
     assert text.read_text() == "bad"
@@ -290,7 +291,7 @@ def test_waiting_for_another_process_is_printed(tmp_path):
     other = start(tmp_path, "same")
     while not (tmp_path / "started-same").exists():
         assert other.poll() is None
-    reports = []
+    reports: list[str] = []
     recipe = ArtifactInputs("same", "virtual", "text", {"text": "same"})
     artifact = ArtifactStore(tmp_path, reports.append).build(recipe, lambda work: pytest.fail("built twice"))
     other.communicate(timeout=60)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,8 @@ def test_one_job_compiles_one_after_the_other(open_cache, variant, toolchain):
 
 
 def test_progress(open_cache, variant):
-    cache, steps = open_cache(), []
+    cache = open_cache()
+    steps: list[Any] = []
     cache.compile_and_cache(variant(name="a"))
     programs = [variant(name="a"), variant(name="b"), variant(name="c", text="bad")]
     with pytest.raises(CompileError, match="program 'c' was not compiled"):

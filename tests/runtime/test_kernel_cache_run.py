@@ -2,6 +2,7 @@
 
 import gc
 import time
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +20,7 @@ class Writes:
     """Counts the slots that are written, on top of the real method."""
 
     def __init__(self, monkeypatch):
-        self.slots = []
+        self.slots: list[Any] = []
         real = BufferSet.write
 
         def write(buffers, slot, array):

@@ -71,7 +71,9 @@ def test_the_second_process_waits_and_names_the_first(start, folder):
     )
     first.communicate("")
     assert line_of(second) == "held"
-    assert DeviceLock().owner().pid == second.pid
+    owner = DeviceLock().owner()
+    assert owner
+    assert owner.pid == second.pid
 
 
 def test_the_lock_of_a_killed_process_is_free(start, folder):

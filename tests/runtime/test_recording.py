@@ -114,6 +114,7 @@ def assign(tmp_path_factory):
     source_file.write_text(HOST_CODE)
     function = load_host_code(source_file).assign
     address = ctypes.cast(function, ctypes.c_void_p).value
+    assert address
 
     def work(target, source):
         arrays = (ctypes.c_void_p * 2)(target.ctypes.data, source.ctypes.data)
@@ -321,9 +322,12 @@ def test_a_program_that_fails_ends_the_replay(mode, cache, steps):
 
 def test_the_failure_has_the_completed_programs(cache, steps, monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        VirtualAccess, "explain", lambda access, failure: (seen.append(failure), RunError("no"))[1]
-    )
+
+    def explain(access, failure):
+        seen.append(failure)
+        return RunError("no")
+
+    monkeypatch.setattr(VirtualAccess, "explain", explain)
     recording = cache.record()
     steps.all(recording, recording.host)
     recording()

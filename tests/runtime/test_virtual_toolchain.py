@@ -119,6 +119,7 @@ def test_compiler_output_is_shown_and_saved(tmp_path, kernel_folder):
         CompileError, match=r"(?s)program 'external' was not compiled: .*fill.cc.*VALU"
     ) as caught:
         cache.compile_and_cache(external_program())
+    assert caught.value.log
     assert "VALU" in caught.value.log.read_text()
 
 

@@ -159,7 +159,8 @@ def test_the_items_of_a_namespace_whole_and_as_events() -> None:
     finish = FinishInfo("tool_calls", 5, 9, 0)
     output = CompletedOutput(finish=finish, tool_calls=[ToolCall("mcp__docs__search", "{}")])
     (item,) = ResponsesWriter("demo", request, lambda _: None).write_whole([output]).output
-    assert (item.name, item.namespace) == ("search", "mcp__docs__")  # type: ignore[union-attr]
+    assert item.type == "function_call"
+    assert (item.name, item.namespace) == ("search", "mcp__docs__")
     delta = OutputDelta(0, tool_calls=(ToolCallDelta(0, "mcp__docs__search", "{}"),), finish=finish)
     events = b"".join(ResponsesWriter("demo", request, lambda _: None).delta_events(delta)).decode()
     assert events.count('"namespace": "mcp__docs__"') == 3  # added, done, completed

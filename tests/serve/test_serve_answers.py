@@ -197,7 +197,7 @@ def test_logprobs_of_a_prompt(serving: Any, alone: Model) -> None:
 
 
 def test_concurrent_answers_equal_single_answers(serving: Any, alone: Model) -> None:
-    asked = [
+    asked: list[tuple[str, dict[str, Any]]] = [
         (f"What is the capital of {country}?", {"temperature": 0.1 * number, "seed": number})
         for number, country in enumerate(("France", "Egypt", "Spain", "Italy", "Japan", "Norway") * 2)
     ]

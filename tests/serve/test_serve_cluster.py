@@ -16,6 +16,8 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of Ray itself
     pytest.importorskip("ray.serve", reason="replicas need the extra ray, which make test does not install")
 
+import ray
+
 from aerie.common.errors import UserError
 from aerie.serve import replicas
 from aerie.serve.metrics import RequestLog
@@ -34,11 +36,11 @@ RECIPE = ReplicaConfig(
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is shut down, in order; Ray itself is not asked."""
     calls: list[str] = []
-    monkeypatch.setattr(replicas.ray, "init", lambda *_, **__: None)
-    monkeypatch.setattr(replicas.ray, "cluster_resources", lambda: {"CPU": 8.0, "npu": 2.0})
-    monkeypatch.setattr(replicas.ray, "shutdown", lambda: calls.append("ray"))
-    monkeypatch.setattr(replicas.serve, "delete", calls.append)
-    monkeypatch.setattr(replicas.serve, "start", lambda **_: None)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "npu": 2.0})
+    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("ray"))
+    monkeypatch.setattr(ray.serve, "delete", calls.append)
+    monkeypatch.setattr(ray.serve, "start", lambda **_: None)
     return calls
 
 
@@ -61,7 +63,7 @@ def test_no_cluster_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise ConnectionError("nobody listens")
 
-    monkeypatch.setattr(replicas.ray, "init", refuse)
+    monkeypatch.setattr(ray, "init", refuse)
     with pytest.raises(UserError) as error:
         begin(cluster="192.0.2.1:6379")
     assert str(error.value) == (
@@ -74,7 +76,7 @@ def test_replicas_that_cannot_be_started(ended: list[str], monkeypatch: pytest.M
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("the replica has no model: no room")
 
-    monkeypatch.setattr(replicas.serve, "run", fail)
+    monkeypatch.setattr(ray.serve, "run", fail)
     with pytest.raises(UserError) as error:
         begin()
     expected = (

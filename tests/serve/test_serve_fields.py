@@ -25,7 +25,7 @@ from aerie.serve.sampling_fields import VLLM_UNSUPPORTED
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 FRANCE = "What is the capital of France?"
 PARIS = "The capital of France is Paris."
-USER = {"role": "user", "content": FRANCE}
+USER: Any = {"role": "user", "content": FRANCE}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
@@ -129,15 +129,16 @@ def test_null_is_absent_everywhere(model: type[BaseModel], body: dict[str, Any])
 @pytest.mark.parametrize("name", VLLM_UNSUPPORTED)
 def test_an_unsupported_field_is_accepted_only_with_a_neutral_value(name: str) -> None:
     values, why = VLLM_UNSUPPORTED[name]
-    for value in (*values, None):
-        ChatRequest(messages=[USER], **{name: value})
-    for value in (one for one in (True, False, 0, 7, "x", []) if one not in values):
+    for neutral in (*values, None):
+        ChatRequest(messages=[USER], **{name: neutral})
+    given: tuple[Any, ...] = (True, False, 0, 7, "x", [])
+    for value in (one for one in given if one not in values):
         with pytest.raises(ValidationError, match=f"{re.escape(why)}; leave it out"):
             ChatRequest(messages=[USER], **{name: value})
 
 
 def test_null_in_a_stream_of_every_address(serving: Any) -> None:
-    asked = {
+    asked: dict[str, dict[str, Any]] = {
         CHAT: {"messages": [USER]},
         "/v1/completions": {"prompt": "x", "echo": None},
         RESPONSES: {"input": "x"},
@@ -179,7 +180,7 @@ def test_own_answers_are_taken_back(serving: Any) -> None:
 
 
 def test_reasoning_is_passed_to_the_template() -> None:
-    thought = {
+    thought: Any = {
         "role": "assistant",
         "content": "x",
         "reasoning_content": "t",
@@ -188,7 +189,8 @@ def test_reasoning_is_passed_to_the_template() -> None:
     }
     message = ChatRequest(messages=[USER, thought]).chat.messages[1]
     assert message == {"role": "assistant", "content": "x", "reasoning_content": "t"}
-    alone = ChatRequest(messages=[USER, {"role": "assistant", "content": "x", "reasoning": "r"}])
+    spoken: Any = {"role": "assistant", "content": "x", "reasoning": "r"}
+    alone = ChatRequest(messages=[USER, spoken])
     assert alone.chat.messages[1]["reasoning_content"] == "r"
     blocks = [{"type": "thinking", "thinking": "t", "signature": "s"}, {"type": "text", "text": "x"}]
     turn: Any = {"role": "assistant", "content": blocks}
@@ -272,7 +274,8 @@ def test_a_coding_agent_is_served(serving: Any) -> None:
         refused = http.post(MESSAGES, json={**body, **named}).json()["error"]["message"]
     assert "tool_choice names 'web_search', and the tools are Bash" in refused
     count = CountTokensRequest.model_validate({name: body[name] for name in ("messages", "system", "tools")})
-    assert [tool.name for tool in count.chat.tools.tools] == ["Bash"]  # type: ignore[union-attr]
+    assert count.chat.tools
+    assert [tool.name for tool in count.chat.tools.tools] == ["Bash"]
     roles = [message["role"] for message in count.chat.messages]
     assert roles == ["system", "user", "assistant", "system", "user"]
 

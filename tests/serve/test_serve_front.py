@@ -193,7 +193,8 @@ def test_unfinished_answers_end_with_an_error_when_the_server_stops(tokenizer: T
 
 
 def test_a_client_that_goes_away_cancels_its_answer(tokenizer: Tokenizer) -> None:
-    closed, messages = [], [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{}"}]
+    closed = []
+    messages: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"{}"}]
 
     async def ask(scope: Scope, body: bytes, keys: Sequence[bytes]) -> AsyncGenerator[Message]:
         try:

@@ -36,7 +36,8 @@ def test_a_response_is_kept_and_deleted(serving: Any) -> None:
         with pytest.raises(openai.NotFoundError) as gone:
             ask(made.id)
         assert f"there is no response {made.id!r} here: it was never stored, was deleted" in str(gone.value)
-        assert gone.value.body["code"] == "response_not_found"  # type: ignore[index]
+        assert isinstance(gone.value.body, dict)
+        assert gone.value.body["code"] == "response_not_found"
     with pytest.raises(openai.BadRequestError) as lost:
         responses.create(**ASKED, input="And of Spain?", previous_response_id=made.id)
     assert (lost.value.param, lost.value.code) == ("previous_response_id", "previous_response_not_found")
@@ -213,8 +214,14 @@ def test_a_conversation_that_has_no_room_stays_as_it_was() -> None:
     ):
         kept.store_conversation(StoredConversation({}, past("x" * 4000)))
     asked = ResponsesRequest(input="x" * 4000, conversation=talk.id)
-    fields = {"id": "resp_1", "output": [], "created_at": 0, "model": "", "object": "response"}
-    made = Response(**fields, tools=[], tool_choice="auto", parallel_tool_calls=True)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {
+        "id": "resp_1",
+        "output": [],
+        "created_at": 0,
+        "model": "",
+        "object": "response",
+    }
+    made = Response(**fields, tools=[], tool_choice="auto", parallel_tool_calls=True)
     kept.store_response(asked, kept.history_before(asked), made)
     assert kept.conversation(talk.id).history == talk.history
     with pytest.raises(ApiError, match="had no room for its last response; list its items") as full:

@@ -131,7 +131,12 @@ def test_a_request_has_so_much_time(serving: Any, limit: Any, monkeypatch: pytes
         limit(time_limit_s=0.2)
         # Once the request is there, the engine takes more than that.
         inbox = worker._inbox
-        inbox.put(lambda: (serving.wait_until(lambda: not inbox.empty()), time.sleep(0.3)))
+
+        def wait() -> None:
+            serving.wait_until(lambda: not inbox.empty())
+            time.sleep(0.3)
+
+        inbox.put(wait)
         late = http.post(CHAT, json=BODY)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "time_limit")
         assert "within the 0.2 s that a request has" in late.json()["error"]["message"]

@@ -172,7 +172,7 @@ def test_a_model_that_there_is_not(three: Serving, path: str) -> None:
 def test_answers_of_several_models_at_once_are_those_alone(three: Serving, each: dict[str, Model]) -> None:
     for name in SHIPPED:
         assert ask(three, name).status_code == 200
-    asked = [
+    asked: list[tuple[str, dict[str, Any]]] = [
         (name, {"temperature": temperature, "seed": number})
         for number, temperature in enumerate((0.0, 0.8))
         for name in SHIPPED

@@ -14,7 +14,7 @@ from aerie.serve.output_processor import OutputProcessor, OutputRequest
 
 FRANCE = "What is the capital of France?"
 PROMPT = "The capital of"
-GREEDY = {"prompt": PROMPT, "temperature": 0, "n_predict": 6}
+GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "n_predict": 6}
 
 
 def post(serving: Any, path: str = "/completion", **fields: Any) -> Any:
@@ -80,7 +80,7 @@ def test_a_prompt_that_is_only_read(serving: Any) -> None:
 
 def test_several_prompts_and_ids(serving: Any) -> None:
     ids = post(serving, "/tokenize", content=PROMPT, add_special=True)["tokens"]
-    settings = {"temperature": 0, "n_predict": 4}
+    settings: dict[str, Any] = {"temperature": 0, "n_predict": 4}
     one = post(serving, prompt=PROMPT, **settings)["content"]
     for prompt in (ids, {"prompt_string": PROMPT}, [*ids[:-1], " of"], [ids[0], "The capital of"]):
         assert post(serving, prompt=prompt, **settings)["content"] == one
@@ -97,7 +97,14 @@ def test_how_likely_tokens_are(serving: Any) -> None:
         assert mark["logprob"] == mark["top_logprobs"][0]["logprob"] <= 0
         assert len(mark["top_logprobs"]) == 3
         assert mark["bytes"] == list(mark["token"].encode())
-    drawn = {"prompt": "The", "temperature": 2.0, "top_p": 1.0, "min_p": 0.0, "n_predict": 2, "seed": 1}
+    drawn: dict[str, Any] = {
+        "prompt": "The",
+        "temperature": 2.0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "n_predict": 2,
+        "seed": 1,
+    }
     (one, _) = post(serving, **drawn, top_k=2, n_probs=3, post_sampling_probs=True)[
         "completion_probabilities"
     ]
@@ -115,7 +122,7 @@ def test_biases_by_ids_and_texts(serving: Any) -> None:
 
 
 def test_forms(serving: Any) -> None:
-    five = {"temperature": 1.5, "grammar": 'root ::= "a"{5,5}'}
+    five: dict[str, Any] = {"temperature": 1.5, "grammar": 'root ::= "a"{5,5}'}
     assert post(serving, prompt="The", **five)["content"] == "aaaaa"
     assert post(serving, prompt="The", json_schema={"const": 42})["content"] == "42"
     chat = {"messages": [{"role": "user", "content": FRANCE}]}

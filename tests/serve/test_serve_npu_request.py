@@ -92,7 +92,9 @@ def test_a_program_moves_the_same_whatever_its_numbers_are(serving: Any, name: s
                 ]
             elif fill != "zeros":
                 array[...] = drawn.normal(size=array.shape)
-        stats = built.run(*given, stats=True).record["stats"]
+        record = built.run(*given, stats=True).record
+        assert record
+        stats = record["stats"]
         seen.append((stats["tiles"], stats["channels"]))
     assert seen[0] == seen[1] == seen[2]
 

@@ -20,9 +20,9 @@ from aerie.serve.ollama_format import OllamaWriter
 from aerie.serve.output_processor import LENGTH, FinishInfo, OutputDelta
 
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
-USER = [{"role": "user", "content": FRANCE}]
-GREEDY = {"temperature": 0}
-WEATHER = {
+USER: Any = [{"role": "user", "content": FRANCE}]
+GREEDY: dict[str, Any] = {"temperature": 0}
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -76,7 +76,7 @@ def test_a_chat_is_streamed_unless_the_request_says_otherwise(serving: Any) -> N
 
 
 def test_a_tag_for_the_only_version_is_taken(serving: Any) -> None:
-    body = {"messages": USER, "stream": False, "options": {"num_predict": 1}}
+    body: dict[str, Any] = {"messages": USER, "stream": False, "options": {"num_predict": 1}}
     assert post(serving, "/api/chat", **body | {"model": "demo:latest"})["model"] == "demo:latest"
     problem = post(serving, "/api/chat", 404, **body | {"model": "demo:135m"})
     assert problem == {"error": "there is no model 'demo:135m' here; there is 'demo'"}
@@ -105,7 +105,14 @@ def test_a_prompt_with_and_without_the_template(serving: Any, alone: Model) -> N
 
 
 def test_options_are_those_of_the_other_apis(serving: Any) -> None:
-    options = {"temperature": 1.2, "top_k": 30.0, "top_p": 0.9, "min_p": 0.01, "seed": 7, "num_predict": 12}
+    options: dict[str, Any] = {
+        "temperature": 1.2,
+        "top_k": 30.0,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "seed": 7,
+        "num_predict": 12,
+    }
     options |= {"repeat_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.2, "stop": ["zzz"]}
     made = post(serving, "/api/generate", prompt="The", raw=True, options=options, stream=False)
     names = {"repeat_penalty": "repetition_penalty", "num_predict": "max_tokens"}
@@ -116,14 +123,15 @@ def test_options_are_those_of_the_other_apis(serving: Any) -> None:
     stopped = post(serving, "/api/chat", messages=USER, options=GREEDY | {"stop": ["Par"]}, stream=False)
     assert (stopped["message"]["content"], stopped["done_reason"]) == ("The capital of France is ", "stop")
     for unlimited in (-2, -1, 0):
-        request = OllamaChatRequest(model="demo", options={"num_predict": unlimited})  # type: ignore[arg-type]
+        given: Any = {"num_predict": unlimited}
+        request = OllamaChatRequest(model="demo", options=given)
         assert request.max_new_tokens is None
 
 
 def test_an_answer_is_held_to_a_format(serving: Any) -> None:
     city = {"city": {"enum": ["Paris"]}}
     schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}
-    body = {"messages": USER, "stream": False, "options": GREEDY | {"num_predict": 60}}
+    body: dict[str, Any] = {"messages": USER, "stream": False, "options": GREEDY | {"num_predict": 60}}
     made = post(serving, "/api/chat", format=schema, **body)
     assert json.loads(made["message"]["content"]) == {"city": "Paris"}
     short = body | {"options": GREEDY | {"num_predict": 4}}
@@ -135,7 +143,12 @@ def test_an_answer_is_held_to_a_format(serving: Any) -> None:
 
 
 def test_logprobs(serving: Any) -> None:
-    body = {"messages": USER, "options": GREEDY | {"num_predict": 3}, "logprobs": True, "top_logprobs": 2}
+    body: dict[str, Any] = {
+        "messages": USER,
+        "options": GREEDY | {"num_predict": 3},
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     made = post(serving, "/api/chat", stream=False, **body)
     assert len(made["logprobs"]) == 3
     first = made["logprobs"][0]
@@ -146,7 +159,7 @@ def test_logprobs(serving: Any) -> None:
 
 
 def test_tools_are_called_and_their_results_taken(serving: Any) -> None:
-    body = {"tools": [WEATHER], "stream": False, "options": GREEDY | {"num_predict": 4}}
+    body: dict[str, Any] = {"tools": [WEATHER], "stream": False, "options": GREEDY | {"num_predict": 4}}
     asked = [{"role": "user", "content": "Is it raining in Paris?"}]
     assert post(serving, "/api/chat", messages=asked, **body)["done"]
     history = [*asked, {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}]
@@ -163,12 +176,12 @@ def test_tools_are_called_and_their_results_taken(serving: Any) -> None:
 
 def test_the_tool_calls_of_history_get_ids() -> None:
     other = {"id": "own", "function": {"name": "time", "arguments": {}}}
-    messages = [
+    messages: Any = [
         {"role": "assistant", "tool_calls": [CALL, other]},
         {"role": "tool", "tool_name": "time", "content": "noon"},
         {"role": "tool", "content": "rain"},
     ]
-    _, time, rain = OllamaChatRequest(model="demo", messages=messages).chat.messages  # type: ignore[arg-type]
+    _, time, rain = OllamaChatRequest(model="demo", messages=messages).chat.messages
     assert (time["tool_call_id"], rain["tool_call_id"]) == ("own", "call_0_0")
 
 
@@ -197,7 +210,7 @@ def test_a_truncated_call_is_left_out() -> None:
 
 def test_thinking_is_for_the_template() -> None:
     def arguments(think: Any) -> Any:
-        return OllamaChatRequest(model="demo", messages=USER, think=think).template_arguments  # type: ignore[arg-type]
+        return OllamaChatRequest(model="demo", messages=USER, think=think).template_arguments
 
     assert arguments(None) is None
     assert arguments(False) == {"enable_thinking": False}
@@ -262,7 +275,13 @@ def test_what_is_refused_by_name(serving: Any, path: str, fields: dict[str, Any]
 def test_ignored_fields_are_named(serving: Any) -> None:
     options = {"num_ctx": 4096, "num_thread": 4, "num_predict": 1}
     with serving.http as http:
-        body = {"model": "demo", "messages": USER, "keep_alive": "5m", "options": options, "stream": False}
+        body: dict[str, Any] = {
+            "model": "demo",
+            "messages": USER,
+            "keep_alive": "5m",
+            "options": options,
+            "stream": False,
+        }
         done = http.post("/api/chat", json=body)
         assert done.headers["x-aerie-note"] == "ignored: keep_alive, options.num_ctx, options.num_thread"
         plain = http.post("/api/chat", json={**body, "keep_alive": None, "options": {"num_predict": 1}})
@@ -354,7 +373,7 @@ def test_errors_have_ollama_s_form(serving: Any) -> None:
 
 def test_a_silent_stream_has_white_space_between_its_lines(serving: Any, limit: Any) -> None:
     limit(heartbeat_s=0.002)
-    body = {"model": "demo", "messages": USER, "options": GREEDY}
+    body: dict[str, Any] = {"model": "demo", "messages": USER, "options": GREEDY}
     with serving.http as http:
         text = http.post("/api/chat", json=body).text
     assert text.startswith(" ") or "\n " in text

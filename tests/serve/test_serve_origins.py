@@ -22,7 +22,7 @@ ROUTES = [
     (method, route.path)
     for route in _app_with_routes().routes
     if isinstance(route, APIRoute)
-    for method in sorted(route.methods)
+    for method in sorted(route.methods or ())
 ]
 NAMES = {"{slot}": "0", "{item}": "none"}
 FOREIGN: Sequence[Mapping[str, str]] = (

@@ -283,7 +283,7 @@ def test_wrong_embeddings(serving: Any) -> None:
         ),
     ):
         with pytest.raises(openai.BadRequestError) as wrong:
-            client.embeddings.create(model="demo", **given)  # type: ignore[call-overload]
+            client.embeddings.create(model="demo", **given)
         assert words in wrong.value.message
     with serving.http as http:
         response: httpx2.Response = http.post(

@@ -91,7 +91,7 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]
     log = tmp_path_factory.mktemp("replicas") / "log"
     command = [sys.executable, "-m", "aerie", "serve", "--replicas", "2", "--port", "0", "--kv-pool", "16384"]
     with log.open("w") as file:
-        process = subprocess.Popen([*command, "--backend", "virtual"], stderr=file)
+        process = subprocess.Popen([*command, "--backend", "virtual"], stderr=file, text=True)
     try:
         wait_until(lambda: "Ctrl-C ends" in log.read_text() or process.poll() is not None)
         (line,) = [line for line in log.read_text().splitlines() if "Ctrl-C ends" in line]

@@ -60,7 +60,8 @@ def test_a_chat_calls_as_the_model_alone(serving: Any, alone: Model) -> None:
 
 
 def test_a_chat_need_not_call(serving: Any, alone: Model) -> None:
-    for tools in ({"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):
+    given: list[dict[str, Any]] = [{"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}]
+    for tools in given:
         made = serving.openai.chat.completions.create(**CHAT, **tools)
         assert (made.choices[0].message.content, made.choices[0].message.tool_calls) == (PARIS, None)
         assert made.choices[0].finish_reason == "stop"

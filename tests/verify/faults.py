@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -51,13 +52,17 @@ ONE_VARIANT = "32x512"
 """What is built otherwise need not be built for every number of rows: no bit depends on that."""
 
 
+def not_rebuilt(*_: Any, **__: Any) -> Session:
+    raise AssertionError("this test opens no session with programs compiled otherwise")
+
+
 @dataclass(frozen=True)
 class Healthy:
     """What faults are put into. `rebuild(...)` opens it with programs compiled otherwise."""
 
     session: Session
     checkpoint: Checkpoint
-    rebuild: Callable[..., Session]
+    rebuild: Callable[..., Session] = not_rebuilt
 
     def with_model(self, **changes) -> Session:
         return self.with_other(replace(self.session.model, **changes))

@@ -1,6 +1,7 @@
 """The rules of block diffusion against PyTorch, by their definitions: equal logits, equal choices."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,8 @@ def filled(name, random):
 
 @pytest.mark.parametrize("name", RULE_NAMES)
 def test_a_rule_chooses_as_its_definition(name):
-    random, seen, steps = np.random.default_rng(RULE_NAMES.index(name)), Counter(), 0
+    random, steps = np.random.default_rng(RULE_NAMES.index(name)), 0
+    seen: Counter[Any] = Counter()
     while steps < STEPS:
         for least, count in filled(name, random):
             seen[np.sign(count - least)] += 1

@@ -20,6 +20,7 @@ from aerie.verify.diagnosis_report import as_json, percent, print_diagnosis, ren
 from aerie.verify.layer_check import LayerStepResult
 from aerie.verify.layer_steps import HEAD_STEPS, layer_steps
 from aerie.verify.plots import Scale, heat_map, line_chart, shade
+from aerie.verify.reference import Reference
 
 ABOUT = {"model": "demo", "prompt": "<script>alert('&')</script>", "backend": "virtual", "numerics": "exact"}
 LAYER_STEPS = layer_steps(DEMO)
@@ -91,6 +92,7 @@ def test_errors_that_only_add_up_are_named_last(healthy):
     """No step at fault, but the run has drifted: the first place where it has."""
     rows = [replace(row, whole_run=drifted(row.whole_run)) if row.layer == 2 else row for row in healthy.rows]
     found = Diagnosis(healthy.token_ids, rows)
+    assert found.first
     assert found.first.place == "layer 2, step input"
     assert "and yet the run has drifted" in render(found, ABOUT)
     assert "far from transformers' run, with no step at fault: cosine 0.5" in verdict_line(found)
@@ -104,6 +106,7 @@ def test_a_step_without_a_value_is_named(healthy):
     rows = [LayerStepResult("prefill", 0, "q", remark="q was never computed"), *healthy.rows]
     found = Diagnosis(healthy.token_ids, rows)
     assert verdict_line(found) == "[diagnosis] layer 0, step q: q was never computed"
+    assert found.first
     assert found.first.used == math.inf
 
 
@@ -239,7 +242,7 @@ def ready(monkeypatch, demo_session, demo_reference):
     """The command on sessions that are open already."""
     monkeypatch.setattr(command, "prepare_runtime", lambda *_: demo_session)
     assert demo_reference.exact  # which is opened when it is first asked for
-    monkeypatch.setattr(command.Reference, "open", lambda *_, **__: demo_reference)
+    monkeypatch.setattr(Reference, "open", lambda *_, **__: demo_reference)
 
 
 def diagnosis(*arguments):

@@ -3,6 +3,8 @@
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +35,8 @@ ALL = np.arange(len(IDS))
 
 def load(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -146,6 +150,8 @@ def longer(*launches):
 @pytest.mark.parametrize("names", [("rms_gemv_rope", "o_gemv_ffn"), ("rms_gemms_rope_ar8", "o_ffn_ar8")])
 def test_programs_of_any_number_of_rows_have_the_same_steps(names):
     first, second = (PLANS.get(name) or plan_by_name(DEMO, name) for name in names)
+    assert first
+    assert second
     described = [(step.name, step.inputs, step.source) for step in plan_steps(first, second)]
     assert described == [(step.name, step.inputs, step.source) for step in LAYER_STEPS]
 
@@ -157,7 +163,8 @@ def test_what_reads_a_projection_reads_its_bias_and_norm_where_there_are_any():
     assert (found["rope_k"].inputs, found["cache_v"].inputs) == (("k_norm",), ("v_bias",))
     assert found["q"].module_hook is None  # transformers' module adds the bias as well
     assert found["q_bias"].module_hook == ("self_attn.q_proj", "out")
-    assert [found[name].source.argument for name in ("q", "q_bias", "q_norm")] == [
+    sources = [found[name].source for name in ("q", "q_bias", "q_norm")]
+    assert [source and source.argument for source in sources] == [
         "q_product",
         "q",
         "q_normed",
@@ -189,19 +196,18 @@ class Layer(torch.nn.Module):
         self.self_attn = Attention()
 
 
-class FourWide:
-    head_dim = 4
+FOUR_WIDE: Any = SimpleNamespace(head_dim=4)
 
 
 def test_bias_and_norm_of_heads_are_those_of_the_modules():
     layer, x = Layer(), torch.randn(3, 8)
     steps = {step.name: step for step in layer_steps(replace(DEMO, qkv_bias=True))}
     with torch.inference_mode():
-        alone = steps["q"].compute(FourWide, layer, {"attn_norm": x})
+        alone = steps["q"].compute(FOUR_WIDE, layer, {"attn_norm": x})
         torch.testing.assert_close(
-            steps["q_bias"].compute(FourWide, layer, {"q": alone}), layer.self_attn.q_proj(x)
+            steps["q_bias"].compute(FOUR_WIDE, layer, {"q": alone}), layer.self_attn.q_proj(x)
         )
-        normed = KNOWN["q_norm"].compute(FourWide, layer, {"q": x})
+        normed = KNOWN["q_norm"].compute(FOUR_WIDE, layer, {"q": x})
         torch.testing.assert_close(normed[:, 4:], layer.self_attn.q_norm(x[:, 4:]))
     assert not torch.allclose(alone, layer.self_attn.q_proj(x))
 

@@ -40,7 +40,7 @@ from aerie.verify.random_model import random_checkpoint, random_model_config, wi
 from aerie.verify.reference import Reference
 from aerie.verify.report import as_json, print_record
 
-DUE, TOOK, BEGIN, INIT = (
+NEXT_INPUT, UPDATE, START_BLOCK, INITIALISE = (
     BlockDiffusionStrategy.next_input,
     BlockDiffusionStrategy.update,
     BlockDiffusionStrategy._start_block,
@@ -77,18 +77,18 @@ def shifted_by_one(self: Executor, positions: Any, keys: range, masks: Any, wind
 def written_while_filling(self: BlockDiffusionStrategy, due: PassInput, rows: Sequence[Any]) -> int:
     """The keys and values of a block are those of the pass that filled its last mask in."""
     before = self.pass_counts.blocks
-    TOOK(self, due, rows)
+    UPDATE(self, due, rows)
     return len(due.tentative_tokens) if self.pass_counts.blocks > before else 0
 
 
 def not_committed(self: BlockDiffusionStrategy, length: int) -> PassInput:
-    due = DUE(self, length)
+    due = NEXT_INPUT(self, length)
     is_first = not self.pass_counts.blocks
     return due if is_first else due._replace(tokens=due.tentative_tokens, kept_count=0)
 
 
 def with_a_mask_left(self: BlockDiffusionStrategy, length: int) -> PassInput:
-    due = DUE(self, length)
+    due = NEXT_INPUT(self, length)
     tokens = [*due.tokens]
     if due.kept_count and self.pass_counts.blocks:
         tokens[due.kept_count - 1] = self._diffusion.mask_token_id
@@ -96,11 +96,11 @@ def with_a_mask_left(self: BlockDiffusionStrategy, length: int) -> PassInput:
 
 
 def as_if_shifted(self: BlockDiffusionStrategy, request: Any, diffusion: Any, choose: Any) -> None:
-    INIT(self, request, replace(diffusion, shifted=True), choose)
+    INITIALISE(self, request, replace(diffusion, shifted=True), choose)
 
 
 def over_the_prompt(self: BlockDiffusionStrategy, start: int) -> None:
-    BEGIN(self, start)
+    START_BLOCK(self, start)
     if self._prompt_count > 0 and not self.pass_counts.blocks:
         self._masked.insert(0, 0)
 
@@ -221,11 +221,9 @@ def test_the_references_loop_by_hand() -> None:
 
     blocks = FAMILIES["sdar"].diffusion
     assert blocks
-    passes = [
-        *reference_passes(
-            Counting(), blocks.with_mask_token(11), [1, 2, 3, 4, 5], UnmaskingRule(steps=2), 5, ()
-        )
-    ]  # type: ignore[arg-type]
+    counting: Any = Counting()
+    rule = UnmaskingRule(steps=2)
+    passes = [*reference_passes(counting, blocks.with_mask_token(11), [1, 2, 3, 4, 5], rule, 5, ())]
     assert [one.tokens[4:] for one in passes] == [
         (5, 11, 11, 11), (5, 5, 6, 11), (5, 5, 6, 0, 11, 11, 11, 11), (5, 5, 6, 0, 1, 2, 11, 11)
     ]  # fmt: skip

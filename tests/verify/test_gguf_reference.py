@@ -43,4 +43,5 @@ def test_the_reference_turns_by_the_same_frequencies(write_llama, tmp_path, chan
     config, theirs = load_config(path), Reference.open(path).model.model.rotary_emb
     ours = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     np.testing.assert_allclose(theirs.inv_freq.numpy(), ours, rtol=1e-6)
+    assert config.rope_scaling
     assert theirs.attention_scaling == config.rope_scaling.magnitude

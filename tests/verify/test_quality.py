@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from aerie import rooms
 from aerie.common.errors import UserError
 from aerie.engine.reporter import no_progress
-from aerie.verify import quality_command
 from aerie.verify.__main__ import main
 from aerie.verify.quality import MIN_TOKENS, WINDOW, measure_quality, windows
 from aerie.verify.reference_folder import facts_and_weights
@@ -59,7 +60,12 @@ def test_a_short_text():
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     folder = tmp_path_factory.mktemp("tiny") / "tiny"
     return write_checkpoint(folder, **sizes, head_dim=32, num_hidden_layers=1, max_position_embeddings=1024)
 
@@ -86,7 +92,7 @@ def test_other_models_are_not_compared(tiny, tmp_path, capsys):
 
 
 def test_without_a_text(tiny, capsys, monkeypatch):
-    monkeypatch.setattr(quality_command.rooms, "CHECKOUT", None)
+    monkeypatch.setattr(rooms, "CHECKOUT", None)
     assert main(["quality", str(tiny)]) == 2
     assert "there is no text to read; give one of 4000 tokens with --text" in capsys.readouterr().err
 

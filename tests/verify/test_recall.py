@@ -31,7 +31,7 @@ def test_a_question_is_answered_by_its_facts(hops: int) -> None:
     for question in task.questions(3, 50, hops):
         *texts, (ask, name) = question.chunks
         assert len(texts) == task.CHUNKS
-        facts = {}
+        facts: dict[int, tuple[int, int]] = {}
         for number, text in enumerate(texts):
             names = text[1:-1] if number == 0 else text[:-1]
             pairs = [*zip(names[::2], names[1::2], strict=True)]

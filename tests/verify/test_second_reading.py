@@ -113,9 +113,13 @@ def order_left_out(patch):
 
 def zero_off_by_one(patch):
     read = gptq.GPTQReader.read
-    patch.setattr(
-        gptq.GPTQReader, "read", lambda self, *at: read(self, *at)._replace(zeros=read(self, *at).zeros - 1)
-    )
+
+    def one_less(self, *at):
+        rows = read(self, *at)
+        assert rows.zeros is not None
+        return rows._replace(zeros=rows.zeros - 1)
+
+    patch.setattr(gptq.GPTQReader, "read", one_less)
 
 
 def group_of_64_read_as_32(patch):

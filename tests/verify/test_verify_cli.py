@@ -5,12 +5,14 @@ import shutil
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine.families import FAMILIES
+from aerie.engine.open_session import prepare_runtime
 from aerie.engine.reporter import Reporter
 from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.verify import __main__ as cli
@@ -106,9 +108,10 @@ def test_a_fault_exits_with_1(gate, monkeypatch, prompts_alone):
 
     def prepare(*arguments):
         session = healthy(*arguments)
-        return replace(session, model=replace(session.model, runner=NoFFN(session.model.runner)))
+        runner: Any = NoFFN(session.model.runner)
+        return replace(session, model=replace(session.model, runner=runner))
 
-    healthy = cli.prepare_runtime
+    healthy = prepare_runtime
     monkeypatch.setattr(cli, "prepare_runtime", prepare)
     code, out, _, folder = gate()
     assert code == 1
@@ -212,8 +215,9 @@ def test_one_pass_gives_what_steps_give(demo_reference):
 
 
 def test_models_whose_layers_keep_states_have_no_chunks(monkeypatch):
-    model = SimpleNamespace(config=in_family(TINY, FAMILIES["lfm2"]))
+    model: Any = SimpleNamespace(config=in_family(TINY, FAMILIES["lfm2"]))
     monkeypatch.setattr(cli, "_kinds", lambda *_: [("the model", model)])
-    notes = []
-    assert [*cli._check_chunks(model, None, SimpleNamespace(note=notes.append))] == []
+    notes: list[str] = []
+    given: Any = SimpleNamespace(note=notes.append)
+    assert [*cli._check_chunks(model, given, given)] == []
     assert notes == ["the model: no chunks, as layers of a Lfm2ForCausalLM keep states"]

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def first_divergence_passes(tokens, logits, answer) -> bool:
     return True
 
 
-def said_of(fault, healthy, prompt):
+def said_of(fault, healthy, prompt) -> tuple[Any, Any]:
     session = fault.inject(healthy)
     if fault.place == "answer":
         run = SessionUnderTest(session).free_run(prompt.token_ids, STEPS)
@@ -116,8 +117,8 @@ def row_of(fault, healthy, reference, prompts, answers) -> tuple[list[str], str]
         trial.forced_distance and trial.forced_distance.worst_place <= TOP_K for trial in record.trials
     )
     failures = (failure for failure in record.failures if failure.part != PENALTY)
-    numbers = [failure for failure in failures if failure.value and failure.bound]
-    beyond, what = max(((one.value / one.bound, one.what) for one in numbers), default=(math.nan, ""))
+    factors = [(one.value / one.bound, one.what) for one in failures if one.value and one.bound]
+    beyond, what = max(factors, default=(math.nan, ""))
     measure = factor(beyond)
     if not record.failures:
         faulty = fault.inject(healthy)

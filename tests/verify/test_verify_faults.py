@@ -54,7 +54,7 @@ def random_model(demo_checkpoint):
     options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
     with open_random_model(demo_checkpoint.config, options, Reporter()) as (session, reference):
         checkpoint = open_checkpoint(reference.folder)
-        yield Healthy(session, checkpoint, None), reference
+        yield Healthy(session, checkpoint), reference
 
 
 @pytest.mark.parametrize("fault", SUBTLE, ids=lambda fault: fault.name)
@@ -71,7 +71,7 @@ def test_a_subtle_fault_shows_in_random_weights(fault, random_model):
 def test_a_fault_of_blocks_fails_the_layer_check(
     fault, few_rows_session, demo_checkpoint, demo_reference, prompts
 ):
-    faulty = fault.inject(Healthy(few_rows_session, demo_checkpoint, None))
+    faulty = fault.inject(Healthy(few_rows_session, demo_checkpoint))
     report = try_layers("in few rows", faulty, demo_reference, prompts[1].token_ids)
     assert str(report.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")
 

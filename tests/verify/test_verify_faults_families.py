@@ -57,6 +57,6 @@ def test_a_fault_fails_the_gate(fault, random_qwen3):
 @pytest.mark.parametrize("fault", BLOCK_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_of_blocks_fails_the_layer_check(fault, random_qwen3):
     healthy, reference, prompts = random_qwen3
-    few = Healthy(with_few_rows(healthy.session), healthy.checkpoint, None)
+    few = Healthy(with_few_rows(healthy.session), healthy.checkpoint)
     report = try_layers("in few rows", fault.inject(few), reference, prompts[1].token_ids)
     assert str(report.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")

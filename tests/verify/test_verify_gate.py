@@ -126,7 +126,9 @@ def test_logits_that_are_no_numbers_are_a_failure(demo_session, demo_reference, 
 
 
 def test_logits_that_are_no_numbers_at_one_forced_step_are_a_failure(demo_session, demo_reference, prompts):
-    answered = len(verify(demo_session, demo_reference, prompts[1:]).trials[0].free_run.token_ids)
+    free_run = verify(demo_session, demo_reference, prompts[1:]).trials[0].free_run
+    assert free_run
+    answered = len(free_run.token_ids)
     broken = with_runner(demo_session, Infinite, answered + 5)
     failures = [str(failure) for failure in verify(broken, demo_reference, prompts[1:]).failures]
     assert "teacher-forced, long, position 5: our logits are not all finite" in failures
@@ -150,7 +152,9 @@ def test_a_full_context_passes(demo_session, demo_reference):
     cut = replace(demo_session, model=replace(demo_session.model, config=config))
     record = verify(cut, demo_reference, [Prompt("to the end", tuple(range(100, 136)))])
     assert [str(failure) for failure in record.failures] == []
-    assert len(record.trials[0].forced_distance.kl) == 5
+    distance = record.trials[0].forced_distance
+    assert distance
+    assert len(distance.kl) == 5
 
 
 def test_the_reference_is_computed_once(demo_session, demo_reference, prompts, record, monkeypatch):
@@ -174,6 +178,8 @@ def test_a_position_that_nothing_wrote_must_not_be_read(demo_session, demo_refer
     record = verify(replace(demo_session, model=model), demo_reference, prompts[:1])
     rms = next(failure for failure in record.failures if failure.what == "rms logit difference")
     assert rms.part == "teacher-forced"
+    assert rms.value
+    assert rms.bound
     assert rms.value > 10 * rms.bound
 
 

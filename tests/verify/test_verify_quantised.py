@@ -207,9 +207,7 @@ class Faulty:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_reading_blocks_is_found(fault, session, quantised, reference, prompts):
     change, layers = FAULTS[fault]
-    faulty = preloaded(
-        session.model, Healthy(session, quantised, None), Faulty(quantised.weights, change, layers)
-    )
+    faulty = preloaded(session.model, Healthy(session, quantised), Faulty(quantised.weights, change, layers))
     assert failures(faulty, reference, prompts)
 
 
@@ -242,5 +240,5 @@ def test_padding_read_as_weights_is_found(session, quantised, reference, prompts
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "QuantisedTensor", (QuantisedTensor, Padded))
-        faulty = preloaded(session.model, Healthy(session, quantised, None), Weights())
+        faulty = preloaded(session.model, Healthy(session, quantised), Weights())
     assert failures(faulty, reference, prompts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -71,24 +72,24 @@ def _found(faults: Iterable[Fault], kind: str = "") -> list[Fault]:
     return [fault for fault in faults if fault.kind == kind or fault.kind not in INCOMPLETE]
 
 
-def assert_clean(text: str, **options: object) -> None:
+def assert_clean(text: str, **options: Any) -> None:
     """The program has neither faults nor warnings."""
-    report = check(text, **options)  # type: ignore[arg-type]
+    report = check(text, **options)
     assert [str(found) for found in _found((*report.faults, *report.warnings))] == []
 
 
-def assert_fault(text: str | ModuleOp, kind: str, message: str, **options: object) -> None:
+def assert_fault(text: str | ModuleOp, kind: str, message: str, **options: Any) -> None:
     """The program has exactly one fault, of this kind, whose message matches."""
-    report = check(text, **options)  # type: ignore[arg-type]
+    report = check(text, **options)
     faults = _found(report.faults, kind)
     assert [fault.kind for fault in faults] == [kind], [str(fault) for fault in faults]
     assert re.search(message, str(faults[0])), str(faults[0])
     assert not report.ok
 
 
-def assert_warning(text: str, kind: str, message: str, **options: object) -> None:
+def assert_warning(text: str, kind: str, message: str, **options: Any) -> None:
     """The program has no fault, and exactly one warning."""
-    report = check(text, **options)  # type: ignore[arg-type]
+    report = check(text, **options)
     warnings = _found(report.warnings, kind)
     assert _found(report.faults) == []
     assert [found.kind for found in warnings] == [kind]

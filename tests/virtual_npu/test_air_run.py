@@ -308,7 +308,7 @@ def test_a_missing_checkout_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 def test_missing_bindings_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bindings.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["x.py"]) == 2
     assert "bindings are not installed" in (error := capsys.readouterr().err)
     assert "pip install '.[air-run]' in the project's folder" in error

@@ -4,6 +4,7 @@ beyond them and one that does not, by the static check and at run."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 
 import numpy as np
@@ -54,10 +55,10 @@ def refed(*loops: int, put: str = PUT, nested: bool = False, alloc: str = ALLOC)
         "".join(heads) + put + "}" * len(loops) if nested else "\n".join(f"{head} {put} }}" for head in heads)
     )
     constants = "".join(
-        f"%c{n} = arith.constant {n} : index\n" for n in sorted({0, 1, sum(loops), *loops, np.prod(loops)})
+        f"%c{n} = arith.constant {n} : index\n" for n in sorted({0, 1, sum(loops), *loops, math.prod(loops)})
     )
     text = REFEED.replace("{constants}", constants).replace("{alloc}", alloc).replace("{send}", send)
-    return text.replace("{taken}", str(np.prod(loops) if nested else sum(loops)))
+    return text.replace("{taken}", str(math.prod(loops) if nested else sum(loops)))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ FLOATS, BOTH = ("%x", "memref<16xf32, 2>"), ("%n, %x", "memref<4xi32, 2>, memref
 
 @pytest.mark.parametrize(("kernel", "passed"), [("adds", FLOATS), ("peeks", FLOATS), ("counts", BOTH)])
 def test_a_result_that_depends_on_initial_memory(kernel, passed, tmp_path):
-    program = uncleared(kernel, *passed, tmp_path)
+    values, types = passed
+    program = uncleared(kernel, values, types, tmp_path)
     program.run(np.zeros(8, np.float32))  # the other checks see nothing of it
     with pytest.raises(GarbageError) as caught:
         program.run(np.zeros(8, np.float32), garbage=4)

@@ -59,9 +59,12 @@ def test_a_tree_counts_sources_but_for_what_is_skipped(tmp_path):
 def test_our_own_folders_are_hashed_once(monkeypatch):
     """The key of a program's text and that of its C++ name the same hashes of sources."""
     taken = []
-    monkeypatch.setattr(
-        fingerprint, "tree_digest", lambda root, skip: taken.append((root.name, skip)) or "it"
-    )
+
+    def digest(root, skip):
+        taken.append((root.name, skip))
+        return "it"
+
+    monkeypatch.setattr(fingerprint, "tree_digest", digest)
     package_digest.cache_clear()
     try:
         assert [package_digest(folder) for folder in ("virtual_npu", "device") * 2] == ["it"] * 4

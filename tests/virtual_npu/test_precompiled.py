@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     found = find_compiler()
     if "clang" in found.version:
         pytest.skip(f"{found.version} is no g++")
-    monkeypatch.setattr(precompiled, "_wanted", precompiled.Counter())
+    monkeypatch.setattr(precompiled, "_wanted", Counter())
     monkeypatch.setattr(precompiled, "_checked", set())
     return found
 

@@ -336,14 +336,13 @@ def test_runs_are_carried_out_in_start_order(tmp_path, strict):
 
 
 def test_a_failing_run_has_a_reason_and_can_be_restarted(tmp_path, strict):
-    run = Session(tmp_path, "fail")
-    keep, run = run, pyxrt.run(run.kernel)
+    session = Session(tmp_path, "fail")
+    run = pyxrt.run(session.kernel)
     for _ in range(2):
         run.start()
         assert run.wait() == ert_cmd_state.ERT_CMD_STATE_ERROR
         with pytest.raises(XrtError, match="ended in ERT_CMD_STATE_ERROR: channel @c: nobody puts"):
             run.wait2()
-    del keep
 
 
 def test_timeout_and_polling(tmp_path, strict):

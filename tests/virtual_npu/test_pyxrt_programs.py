@@ -77,7 +77,8 @@ def test_a_program_runs(opened):
     np.frombuffer(a.map(), np.float32)[:] = np.arange(64)
     a.sync(TO_DEVICE)
     run = pyxrt.run(kernel)
-    for index, argument in enumerate((a, b, 5)):
+    arguments: tuple[pyxrt.bo | int, ...] = (a, b, 5)
+    for index, argument in enumerate(arguments):
         run.set_arg(index, argument)
     run.start()
     run.wait2()
@@ -204,9 +205,12 @@ def test_the_interpreter_has_its_turn_in_a_long_batch(shared, monkeypatch, fails
     batch = RunBatch(runs)
     left = []
     real = batch._take_steps
-    monkeypatch.setattr(
-        batch, "_take_steps", lambda at, steps, ns: (left.append(steps), real(at, steps, ns))[1]
-    )
+
+    def take_steps(at, steps, ns):
+        left.append(steps)
+        return real(at, steps, ns)
+
+    monkeypatch.setattr(batch, "_take_steps", take_steps)
     if not fails:
         batch.execute()
     else:

@@ -35,7 +35,7 @@ def test_the_check_agrees_with_the_expected_verdicts() -> None:
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_every_feature_is_judged_by_itself(feature) -> None:  # type: ignore[no-untyped-def]
+def test_every_feature_is_judged_by_itself(feature) -> None:
     """Written into a shape that is taken without it."""
     chance = random.Random(feature.name)
     form = next(form for form in (random_shape(chance) for _ in range(500)) if feature.fits(form))
@@ -66,7 +66,7 @@ def test_checks_change_no_bit(way: tuple[str, str]) -> None:
         assert (target == (2 if program.shape.adds else 1) * source).all()
 
 
-def _run(program: RandomProgram, checks: bool, arrays: list[np.ndarray]) -> None:  # type: ignore[type-arg]
+def _run(program: RandomProgram, checks: bool, arrays: list[np.ndarray]) -> None:
     options = BuildOptions(checks=checks)
     built = Program.from_text(program.text, program.name, options=options)
     built.library.run(program.name, [array.ctypes.data for array in arrays])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from aerie.device import CheckReport, check
@@ -39,7 +41,7 @@ def gets(count: int, **options: str) -> str:
     )
 
 
-def report(herd: str = "", **options: str) -> CheckReport:
+def report(herd: str = "", **options: Any) -> CheckReport:
     return check(program(herd, **options))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from aerie.air_dialect import AirParseError, parse
@@ -18,7 +20,8 @@ def moved(pattern: str, type_: str, level: str = "launch", attributes: str = "",
     if level == "launch":
         body = transfer.replace("%b", "%a")
         return program(launch=body, args={"a": type_}, module="air.channel @c []")
-    return program(**{level: body}, module="air.channel @c []")
+    levels: dict[str, Any] = {level: body}
+    return program(**levels, module="air.channel @c []")
 
 
 L3 = "memref<64x64xbf16>"
@@ -57,7 +60,7 @@ def test_what_a_dma_can_walk(name: str) -> None:
     assert_clean(CLEAN[name])
 
 
-FAULTS = {
+FAULTS: dict[str, tuple[Any, str, str]] = {
     "a stride between elements": (
         moved("[0, 0] [4, 8] [64, 2]", L3),
         "innermost-stride",

@@ -151,6 +151,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(store):
         for name in (NAME, "alive.o")
     ]
     for process in both:
+        assert process.stdout
         process.stdout.readline()
     both[0].kill()
     both[0].communicate()

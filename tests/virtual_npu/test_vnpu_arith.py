@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, ItemsView
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -47,19 +48,24 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def add(name: str, types: tuple[str, ...], reference: Reference, operation: str = "", **more: object) -> None:
+def add(name: str, types: tuple[str, ...], reference: Reference, operation: str = "", **more: Any) -> None:
     """A case of two operands per type; `operation` where it is not written as most are."""
     for t in types:
         text = operation or f"{name} {{0}}, {{1}} : {{t}}"
-        label = "_".join([name.replace(".", "_").replace(" ", "_"), t, *more.get("results", ())])  # type: ignore[misc]
-        CASES[label] = Case(text, t, reference, **{"operands": 2, **more})  # type: ignore[arg-type]
+        label = "_".join([name.replace(".", "_").replace(" ", "_"), t, *more.get("results", ())])
+        CASES[label] = Case(text, t, reference, **{"operands": 2, **more})
 
 
-def add_one(name: str, types: tuple[str, ...], reference: Reference, to: str = "", **more: object) -> None:
+def add_one(name: str, types: tuple[str, ...], reference: Reference, to: str = "", **more: Any) -> None:
     """A case of one operand per type; `to` is the type it is converted to."""
     results = {"results": (to,)} if to else {}
     text = f"{name} {{0}} : {{t}}" + (" to {r0}" if to else "")
     add(name, types, reference, text, operands=1, **results, **more)
+
+
+def each(operations: dict[str, Reference]) -> ItemsView[str, Reference]:
+    """What `dict.items` gives, of the type that `add` takes."""
+    return operations.items()
 
 
 def wide(reference: Reference) -> Reference:
@@ -67,7 +73,9 @@ def wide(reference: Reference) -> Reference:
 
     def apply(*arrays: np.ndarray) -> np.ndarray:
         kind = np.float64 if arrays[0].dtype == np.float64 else np.float32
-        return reference(*[a.astype(kind) for a in arrays]).astype(arrays[0].dtype)  # type: ignore[union-attr]
+        found = reference(*[a.astype(kind) for a in arrays])
+        assert not isinstance(found, tuple)
+        return found.astype(arrays[0].dtype)
 
     return apply
 
@@ -102,7 +110,8 @@ def extended(a: np.ndarray, b: np.ndarray, is_signed: bool) -> tuple[np.ndarray,
     wide = [(x if is_signed else unsigned(x)).astype(object) for x in (a, b)]
     product, width = wide[0] * wide[1], 8 * a.dtype.itemsize
     halves = product & ((1 << width) - 1), (product >> width) & ((1 << width) - 1)
-    return tuple(h.astype(f"u{a.dtype.name}").view(a.dtype) for h in halves)  # type: ignore[return-value]
+    low, high = (h.astype(f"u{a.dtype.name}").view(a.dtype) for h in halves)
+    return low, high
 
 
 def power(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -125,42 +134,42 @@ def ceiling(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 # ---- floats ----
 
-for op, two in {
+for op, two in each({
     "addf": np.add, "subf": np.subtract, "mulf": np.multiply, "divf": np.divide, "maximumf": np.maximum,
     "minimumf": np.minimum, "maxnumf": np.fmax, "minnumf": np.fmin,
-}.items():  # fmt: skip
+}):  # fmt: skip
     add(f"arith.{op}", FLOATS, wide(two))
-for op, two in {
+for op, two in each({
     "oeq": np.equal, "olt": np.less, "une": np.not_equal, "ult": lambda a, b: ~(a >= b),
-}.items():  # fmt: skip
+}):  # fmt: skip
     add(f"arith.cmpf {op}", FLOATS, two, f"arith.cmpf {op}, {{0}}, {{1}} : {{t}}", results=("i1",))
 add("arith.remf", FLOATS, np.fmod)
 add_one("arith.negf", FLOATS, np.negative)
-for op, one in {
+for op, one in each({
     "isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite,
     "isnormal": lambda a: np.isfinite(a) & (np.abs(a) >= ml_dtypes.finfo(a.dtype).smallest_normal),
-}.items():  # fmt: skip
+}):  # fmt: skip
     add(f"math.{op}", FLOATS, one, f"math.{op} {{0}} : {{t}}", operands=1, results=("i1",))
 add("math.fma", ("bf16",), wide(lambda a, b, c: a * b + c), "math.fma {0}, {1}, {2} : {t}", operands=3)
 add(
     "math.clampf", ("f32",), lambda v, low, high: np.minimum(np.maximum(v, low), high),
     "math.clampf {0} to [{1}, {2}] : {t}", operands=3,
 )  # fmt: skip
-for op, one in {
+for op, one in each({
     "sqrt": np.sqrt, "floor": np.floor, "ceil": np.ceil, "roundeven": np.rint, "absf": np.abs,
-}.items():  # fmt: skip
+}):  # fmt: skip
     add_one(f"math.{op}", ("f32", "bf16"), wide(one))
-for op, one in {
+for op, one in each({
     "rsqrt": lambda a: 1 / np.sqrt(a), "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log,
     "log1p": np.log1p, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "erf": np.vectorize(math.erf),
-}.items():  # fmt: skip
+}):  # fmt: skip
     add_one(f"math.{op}", ("f32",), one, tolerance=2e-6)
     add_one(f"math.{op}", ("bf16",), wide(one), tolerance=1e-2)
 add("math.powf", ("f32",), np.power, tolerance=2e-6)
 add("math.powf", ("f64",), np.power, tolerance=1e-12)
-for op, one in {
+for op, one in each({
     "erfc": np.vectorize(math.erfc), "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
-}.items():  # fmt: skip
+}):  # fmt: skip
     add_one(f"math.{op}", ("f32",), one, tolerance=3e-6)
     add_one(f"math.{op}", ("f64",), one, tolerance=1e-12)
 add(
@@ -170,19 +179,19 @@ add(
 
 # ---- integers ----
 
-for op, two in {
+for op, two in each({
     "addi": np.add, "subi": np.subtract, "muli": np.multiply, "andi": np.bitwise_and, "ori": np.bitwise_or,
     "xori": np.bitwise_xor, "maxsi": np.maximum, "minsi": np.minimum, "floordivsi": np.floor_divide,
     "remsi": np.fmod, "divsi": quotient, "ceildivsi": ceiling, "divui": as_unsigned(np.floor_divide),
     "remui": as_unsigned(np.remainder), "maxui": as_unsigned(np.maximum), "minui": as_unsigned(np.minimum),
-}.items():  # fmt: skip
+}):  # fmt: skip
     add(f"arith.{op}", INTEGERS, two)
-for op, two in {"slt": np.less, "ult": as_unsigned(np.less)}.items():
+for op, two in each({"slt": np.less, "ult": as_unsigned(np.less)}):
     add(f"arith.cmpi {op}", INTEGERS, two, f"arith.cmpi {op}, {{0}}, {{1}} : {{t}}", results=("i1",))
-for op, one in {
+for op, one in each({
     "absi": np.abs, "ctlz": lambda a: leading(bits(a)), "cttz": lambda a: leading(bits(a)[:, ::-1]),
     "ctpop": lambda a: bits(a).sum(1),
-}.items():  # fmt: skip
+}):  # fmt: skip
     add_one(f"math.{op}", INTEGERS, one)
 add("math.ipowi", INTEGERS, power)
 for t in INTEGERS:
@@ -192,13 +201,13 @@ for t in INTEGERS:
     )  # fmt: skip
     add("arith.mului_extended", (t,), lambda a, b: extended(a, b, False), results=(t, t))
     add("arith.mulsi_extended", (t,), lambda a, b: extended(a, b, True), results=(t, t))
-for op, two in {
+for op, two in each({
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "maxu": as_unsigned(np.maximum),
     "minu": as_unsigned(np.minimum),
     "ceildivu": as_unsigned(lambda a, b: -(-a.astype(object) // b)),
-}.items():  # fmt: skip
+}):  # fmt: skip
     add(f"index.{op}", ("index",), two, f"index.{op} {{0}}, {{1}}", scalar_only=True)
-for op, two in {"sgt": np.greater, "ule": as_unsigned(np.less_equal)}.items():
+for op, two in each({"sgt": np.greater, "ule": as_unsigned(np.less_equal)}):
     text = f"index.cmp {op}({{0}}, {{1}})"
     add(f"index.cmp {op}", ("index",), two, text, results=("i1",), scalar_only=True)
 

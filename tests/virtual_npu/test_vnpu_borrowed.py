@@ -96,7 +96,7 @@ def test_what_others_touch_is_copied(program, tmp_path, source):
     both = [np.arange(64, dtype=np.float32) for _ in range(2)]
     for fast, x in zip((True, False), both, strict=True):
         program(source, (tmp_path,), BuildOptions(fast=fast)).run("add", [x.ctypes.data] * 2)
-    np.testing.assert_array_equal(*both)
+    np.testing.assert_array_equal(both[0], both[1])
 
 
 def test_borrowing_in_place(program, tmp_path):

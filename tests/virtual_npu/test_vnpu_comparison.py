@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -52,9 +53,12 @@ def test_other_types():
     argument = ArgumentType((2,), "bf16")
     bits = [np.array(v, ml_dtypes.bfloat16).view(np.uint16) for v in ([1, 2], [1, 2.5])]
     found = first_difference([argument], bits[:1], bits[1:])
+    assert found
     assert (found.expected, found.found) == (2.0, 2.5)
     integers = [np.array([3], np.int32)], [np.array([4], np.int32)]
-    assert first_difference([ArgumentType((1,), "i32")], *integers, tolerance=9).found == 4
+    found = first_difference([ArgumentType((1,), "i32")], *integers, tolerance=9)
+    assert found
+    assert found.found == 4
 
 
 def test_as_json():
@@ -70,7 +74,7 @@ def test_as_json():
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.uint16])
-def test_bf16_is_compared_by_its_bits_in_either_dtype(dtype: type) -> None:
+def test_bf16_is_compared_by_its_bits_in_either_dtype(dtype: Any) -> None:
     argument = ArgumentType((2,), "bf16")
     numbers = [np.array(pair, ml_dtypes.bfloat16).view(dtype) for pair in ([0.25, 0.5], [0.25, 0.75])]
     assert first_difference([argument], numbers[:1], numbers[:1]) is None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_two_blocks_ahead_are_enough(library):
 
 
 def test_points_that_follow_the_first_are_known():
-    def follows(text: str, **options: bool) -> bool:
+    def follows(text: str, **options: Any) -> bool:
         return "flat > 0" in virtual_npu.emit(with_constants(text), options=BuildOptions(**options)).text
 
     assert follows(ahead("ahead", "arith.addi %c1, %c2"))

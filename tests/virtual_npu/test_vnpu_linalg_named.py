@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -49,8 +50,8 @@ def windows(
     found = np.lib.stride_tricks.sliding_window_view(image, reach, axes)
     for axis in axes:
         found = found.swapaxes(0, axis)[::stride].swapaxes(0, axis)
-    inner = tuple(slice(None, None, dilation) for _ in kernel)
-    return found[(..., *inner)]
+    inner: tuple[Any, ...] = (..., *(slice(None, None, dilation) for _ in kernel))
+    return found[inner]
 
 
 def conv_nchw(image: np.ndarray, kernel: np.ndarray, out: np.ndarray) -> np.ndarray:

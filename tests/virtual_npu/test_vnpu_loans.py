@@ -138,5 +138,5 @@ def test_a_block_outlives_what_it_was_made_from(program, run, tmp_path):
     for fast, both in zip((True, False), memory, strict=True):
         library = program(source, (tmp_path,), BuildOptions(fast=fast))
         library.run("add", [both.ctypes.data] * 2)
-    np.testing.assert_array_equal(*memory)
+    np.testing.assert_array_equal(memory[0], memory[1])
     np.testing.assert_array_equal(memory[0], np.concatenate([BY_TURNS + 1] * 2))

@@ -62,10 +62,12 @@ class Call:
         for i, argument in enumerate(self.arguments):
             if isinstance(argument, int):
                 lines.append(f"%n{i} = arith.constant {argument} : i32")
-                given.append(f"%n{i}"), passed.append("i32")
+                given.append(f"%n{i}")
+                passed.append("i32")
             else:
                 buffer, type_ = next(waiting)
-                given.append(buffer), passed.append(f"{type_}, 2>")
+                given.append(buffer)
+                passed.append(f"{type_}, 2>")
         lines.append(f"func.call @{self.function}({', '.join(given)}) : ({', '.join(passed)}) -> ()")
         lines += [f"air.dma_memcpy_nd ({b}[] [] [], {a}[] [] []) : ({t}>, {t}, 2>)" for a, b, t in moves]
         lines += [f"memref.dealloc {one} : {type_}, 2>" for one, type_ in zip(local, types, strict=True)]

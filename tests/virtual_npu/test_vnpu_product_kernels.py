@@ -180,8 +180,8 @@ def test_a_large_arrangement_has_the_bits_of_rows(name):
 def test_random_shapes(sums):
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        counts, block = (tuple(int(x) for x in rng.integers(1, most, 3)) for most in (6, 12))
-        check_rows(sums, blocked(counts, block, bool(seed % 2)), seed, f"seed {seed}")
+        (m, n, k), block = (rng.integers(1, most, 3).tolist() for most in (6, 12))
+        check_rows(sums, blocked((m, n, k), block, bool(seed % 2)), seed, f"seed {seed}")
 
 
 def test_a_product_in_pieces_of_k_has_the_same_bits(sums):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache as kept
 from functools import partial
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -214,7 +215,7 @@ def test_threads_change_no_bit(program, run, monkeypatch, threads):
 
 
 @kept
-def held(most: int, m: int = 16, n: int = 16, **options: object) -> str:
+def held(most: int, m: int = 16, n: int = 16, **options: Any) -> str:
     """A GEMM on one core, (m, 32) by (32, n), whose loop over k makes at most so many blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gemm_tiles, "MAX_ACCUMULATORS", most)
@@ -274,7 +275,7 @@ def rewired(old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-LEFT_ALONE = {
+LEFT_ALONE: dict[str, Any] = {
     "a block by the wrong factor": partial(rewired, "%17, %19, %29", "%16, %19, %29"),
     "a block by its neighbour's sum": partial(rewired, "%17, %19, %29", "%17, %19, %26"),
     "a sum that takes another's place": partial(rewired, "scf.yield %22, %25, %28, %31", "scf.yield %25, %22, %28, %31"),
@@ -326,7 +327,7 @@ def test_a_transfer_that_leaves_its_source_is_still_refused(program, run):
 
 
 def test_the_knob_turns_it_off_and_makes_another_program(monkeypatch):
-    def built_for() -> tuple[BuildOptions, str]:
+    def built_for() -> tuple[BuildOptions, Any]:
         options = BuildOptions.from_knobs()
         return options, cache.ProgramSource(FORM.text(), "<string>", (), options).plan_key
 

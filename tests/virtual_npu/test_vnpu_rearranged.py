@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -127,7 +128,7 @@ def test_the_product_begins_where_the_point_of_the_launch_does():
     assert "{v_sa + v_sx * 2048, v_sb + v_sy * 32, v_acc," in emitted(text(launch=2))
 
 
-LEFT_ALONE = {
+LEFT_ALONE: dict[str, dict[str, Any]] = {
     "an L2 buffer that is read afterwards": {
         "after": "%bf = arith.constant 0.0 : bf16\n"
         "%again = vector.transfer_read %l2_b[%c0, %c0], %bf {in_bounds = [true]} : memref<32x32xbf16, 1>, vector<8xbf16>\n"

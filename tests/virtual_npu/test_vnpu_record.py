@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerie.virtual_npu import Program, ProgramError
+from aerie.virtual_npu import Program
 from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
+from aerie.virtual_npu.errors import VirtualNpuRuntimeError
 from tests.virtual_npu.air_texts import with_constants
 
 PROGRAM = with_constants("""
@@ -144,8 +145,9 @@ def test_a_trace_for_viewers(program):
 
 def test_a_failed_run_keeps_its_trace(tmp_path: Path, program):
     stuck = PROGRAM.replace("air.channel.put @in[%c1]", "air.channel.put @in[%c0]")
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(VirtualNpuRuntimeError) as caught:
         Program.from_text(stuck, kernel_dirs=program.source.kernel_dirs).run(X, Y, trace=True)
     assert caught.value.kind == "deadlock"
+    assert caught.value.record
     waiting = [e for e in caught.value.record["trace"] if e["args"].get("unfinished")]
     assert ("air.channel.get @in", 17) in {(e["name"], e["args"]["line"]) for e in waiting}

@@ -106,7 +106,7 @@ def test_results_over_what_is_read(program, monkeypatch):
     memory = [np.arange(384, dtype=np.float32) for _ in range(2)]
     for fast, both in zip((True, False), memory, strict=True):
         program(text(), (), BuildOptions(fast=fast)).run("f", [both.ctypes.data] * 2)
-    np.testing.assert_array_equal(*memory)
+    np.testing.assert_array_equal(memory[0], memory[1])
     assert not np.array_equal(memory[0][128:256], memory[0][256:])
 
 

@@ -125,6 +125,7 @@ def test_another_tile_is_named_by_its_coordinates():
 def test_of_several_stops_the_first_that_is_reached_ends_the_run_and_outputs_are_as_there():
     points = [ADD, line_of("put @out")]
     result = vnpu.run(TEXT, X, np.ones_like(X), stop_at=points, show="all")
+    assert result.stop
     assert result.stop.point.line == ADD
     # What is in L2 was freed when the tiles had it.
     assert [buffer.name for buffer in result.stop.buffers] == ["%l", "%3", "%x", "%y"]

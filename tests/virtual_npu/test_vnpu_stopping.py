@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_signals(tmp_path, monkeypatch, number, status, output):
 def test_code_that_does_not_see_ctrl_c_is_ended_with_a_hint(monkeypatch, capsys):
     ended = []
     monkeypatch.setattr(child_process, "_terminated", [])
-    monkeypatch.setattr(child_process.os, "kill", lambda *words: ended.append(words))
+    monkeypatch.setattr(os, "kill", lambda *words: ended.append(words))
     assert child_process._report_signal(signal.SIGTERM) == 143
     assert capsys.readouterr().err == "stopped\n"
     child_process._terminate(1234)
@@ -189,7 +190,7 @@ def alarm(monkeypatch):
         signal.setitimer(signal.ITIMER_REAL, 0.03, 0.03)
         ended.append(before)
 
-    ended = []
+    ended: list[Any] = []
     yield start
     signal.setitimer(signal.ITIMER_REAL, 0)
     for before in ended:

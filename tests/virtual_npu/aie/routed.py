@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 BLOCK = 128
 """Words of a block."""
@@ -171,10 +172,16 @@ def _lines(parts: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
+def _groups(pattern: str, word: str) -> tuple[Any, ...]:
+    found = re.fullmatch(pattern, word)
+    assert found, word
+    return found.groups()
+
+
 def _move(word: str, number: int, out_words: int) -> str:
     if word.startswith("w:"):
         return f"aiex.npu.dma_wait {{symbol = @{word[2:]}}}"
-    name, start, length, packet = re.fullmatch(r"(\w+)\+(\d+),(\d+)(?:#(\d+))?", word).groups()  # type: ignore[union-attr]
+    name, start, length, packet = _groups(r"(\w+)\+(\d+),(\d+)(?:#(\d+))?", word)
     argument, words = ("out", out_words) if name.startswith("out") else ("in", IN_WORDS)
     with_packet = f", packet = <pkt_id = {packet}, pkt_type = 0>" if packet else ""
     return (
@@ -194,7 +201,7 @@ def _switch(words: Sequence[str]) -> list[str]:
 
     for word in words:
         if "|" in word:
-            port, mask, packet, name = re.fullmatch(r"(\w+)\|(\d+),(\d+)>(.*)", word).groups()  # type: ignore[union-attr]
+            port, mask, packet, name = _groups(r"(\w+)\|(\d+),(\d+)>(.*)", word)
             rules.setdefault(port, []).append(f"aie.rule({mask}, {packet}, {select(name)})")
         elif "=" in word:
             port, names = word.rstrip("h").split("=")
