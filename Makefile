@@ -66,7 +66,7 @@ MAKEFLAGS     += $(if $(LOUD),,-q)
 
 override VENV   := .venv
 override PY     := $(VENV)/bin/python
-override LINT   := $(MAKE) --no-print-directory lint  # not in the recipe itself: make runs a line with $(MAKE) with -n too
+override RUN_LINT := $(MAKE) --no-print-directory lint  # not in the recipe itself: make runs a line with $(MAKE) with -n too
 override SPREAD := -n auto --dist worksteal --cpu-seconds 20  # a process per CPU; neighbours stay together until one runs out of tests
 override RUN    := variables $(VENV)/.stamp-run
 override TEST   := variables $(VENV)/.stamp-test
@@ -173,7 +173,7 @@ test-all: $(TEST) ## make test and make test-slow in one run: it collects the te
 
 test test-all:
 	@mkdir -p build
-	@$(LINT) >build/lint.log 2>&1 & lint=$$!; \
+	@$(RUN_LINT) >build/lint.log 2>&1 & lint=$$!; \
 	  trap 'kill $$lint 2>/dev/null; exit 130' INT TERM; \
 	  $(PY) -m pytest -m "$(if $(filter test,$@),not slow and )not board" $(SPREAD); tests=$$?; \
 	  wait $$lint; linted=$$?; cat build/lint.log; \

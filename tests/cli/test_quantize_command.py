@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -34,7 +35,7 @@ TEXTS = ("Hello  World 123's\n\n é", "<|eos|>", "naïve 日本語 🙂\t\tx")
 OURS = {"q4_1": "q4", "q8_0": "q8", "bf16": "bf16"}
 
 
-QWEN35 = {
+QWEN35: dict[str, Any] = {
     "family": "Qwen3_5",
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],

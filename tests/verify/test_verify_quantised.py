@@ -239,6 +239,6 @@ def test_padding_read_as_weights_is_found(session, quantised, reference, prompts
     from aerie.engine import model
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "QuantisedTensor", (QuantisedTensor, Padded))
+        patch.setattr(model, "QuantisedTensor", QuantisedTensor | Padded)
         faulty = preloaded(session.model, Healthy(session, quantised), Weights())
     assert failures(faulty, reference, prompts)

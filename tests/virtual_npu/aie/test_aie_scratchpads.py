@@ -37,8 +37,9 @@ def test_a_python_host(path: Path) -> None:
     run = pyxrt.run(kernel)
     data, out = pyxrt.ext.bo(device, 4 * 64), pyxrt.ext.bo(device, 4 * 8)
     np.frombuffer(data.map(), np.int32)[:] = np.arange(64)
-    for number, argument in enumerate((data, START, out)):
-        run.set_arg(number, argument)
+    run.set_arg(0, data)
+    run.set_arg(1, START)
+    run.set_arg(2, out)
     np.frombuffer(run.get_ctrl_scratchpad_bo().map(), np.uint32)[:] = WORDS
     run.start()
     run.wait2()
