@@ -93,9 +93,7 @@ class EmulatedLibrary:
         self._handle = emulator.load(self.path.resolve())
         metadata = json.loads(emulator.read(emulator.look_up(self._handle, "vnpu_metadata")))
         assert metadata["format"] == library.FORMAT
-        self.entries = {
-            name: library._entry(name, each["arguments"]) for name, each in metadata["entries"].items()
-        }
+        self.entries = {name: library._entry(name, each) for name, each in metadata["entries"].items()}
 
     def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:
         return self.call(entry, pointers, options)()
