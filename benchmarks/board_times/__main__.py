@@ -84,7 +84,7 @@ def compare(arguments: argparse.Namespace) -> int:
             fit_rows(rows),
             models.TimingModel(FIT_EVENTS),
             values,
-            parameter_ranges(),
+            [each for each in parameter_ranges() if each.name in models.FITTED],
             lambda line: print(line, file=sys.stderr, flush=True),
         )
     predictors = {"model": lambda row: model(row, values), **all_baselines(rows)}

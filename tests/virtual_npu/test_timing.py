@@ -447,7 +447,7 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     fields = json.loads(capsys.readouterr().out)
     assert (fields["measured"], fields["note"]) == (False, NOTE)
     assert fields["launches"][0]["limited_by"] == "dispatch"
-    assert {part["kind"] for part in fields["launches"][0]["parts"]} == {"core", "shim", "stream"}
+    assert {part["kind"] for part in fields["launches"][0]["parts"]} == {"core", "dispatch", "shim", "stream"}
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])
