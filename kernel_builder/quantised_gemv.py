@@ -6,8 +6,9 @@ the GEMV of bf16 keeps 64 of a row. It adds them up after the last block of a ro
 
 To unpack takes a core longer than its DMA to bring the blocks. So several rows of cores can share them
 (herd_y). There are more of these than ways to L3: a memtile takes what the cores above it need, a row of
-blocks for each, hands them on, and collects their results. A core does the same in the same order, so that
-no bit changes.
+blocks for each, hands them on, and collects their results, in each point of the launch. (A loop of the
+segment in place of points would let a memtile take the next row meanwhile; mlir-air e972f294 makes a text of
+it that deadlocks.) A core does the same in the same order, so that no bit changes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def build(
     require_multiple("gemv", "m", m, BLOCK_ROWS, f"rows of a {block.name} block")
     block_rows, block_columns, _ = block.shape(m, k)
     herd_m, herd_y = cores(block_rows, herd_m, herd_y or 1, device)
-    _check_memtile(herd_y, block_columns * block.nbytes, device)
+    _check_points((herd_m, herd_y), block.shape(m, k), device)
     at_once = blocks_at_once(k, block, device.l1_budget)
     buffers = l1_buffers(k, at_once, block)
     kernel = Kernel("gemv", device)
@@ -99,34 +100,42 @@ class _Row:
 def _write_by_memtiles(
     row: _Row, buffers: CoreBuffers, matrices: tuple[Buffer, Buffer, Buffer], herd: tuple[int, int]
 ) -> None:
-    """A row of blocks for each core at a time: the next comes to L2 while the cores work."""
+    """A row of blocks for each core at a time, which is a point of the launch."""
     kernel, (weight, x, out), (columns, rows) = row.kernel, matrices, herd
     block_rows, across, nbytes = weight.shape
     share = block_rows // (columns * rows)
     blocks = weight.reshape(columns, rows, share, across, nbytes)
     results = out.reshape(columns, rows, share, BLOCK_ROWS)
-    with kernel.launch(), kernel.segment("gemv_segment"):
+    with kernel.launch(share) as (i,), kernel.segment("gemv_segment"):
         l2_weight = kernel.alloc(L2, (columns, rows, across, nbytes), byte, "l2_weight")
         l2_out = kernel.alloc(L2, (columns, rows, BLOCK_ROWS), bf16, "l2_out")
-        for i in kernel.loop(share, unwraps=True):
-            kernel.dma(l2_weight, blocks[:, :, i, :, :])
-            with kernel.herd(columns, rows, name="gemv_herd") as (tx, ty):
-                l1 = kernel.alloc_each(buffers)
-                kernel.dma(l1["l1_x"], x)
-                row.compute(l1, l2_weight[tx, ty, :, :], l2_out[tx, ty, :])
-            kernel.dma(results[:, :, i, :], l2_out)
+        kernel.dma(l2_weight, blocks[:, :, i, :, :])
+        with kernel.herd(columns, rows, name="gemv_herd") as (tx, ty):
+            l1 = kernel.alloc_each(buffers)
+            kernel.dma(l1["l1_x"], x)
+            row.compute(l1, l2_weight[tx, ty, :, :], l2_out[tx, ty, :])
+        kernel.dma(results[:, :, i, :], l2_out)
 
 
-def _check_memtile(herd_y: int, row_bytes: int, device: DeviceModel) -> None:
-    """Raise IllegalShapeError if a memtile cannot hold two rows of blocks for each core above it.
+def _check_points(
+    herd: tuple[int, int], weight: tuple[int, int, int], device: DeviceModel
+) -> None:
+    """Raise IllegalShapeError if a memtile cannot hold a row of blocks for each core above it, or a launch has
+    too many points.
 
-    row_bytes: of one row of blocks.
+    weight: the shape of the weight in blocks.
     """
-    needed = 2 * herd_y * row_bytes
-    if herd_y > 1 and needed > device.l2_bytes:
+    (columns, rows), (block_rows, across, nbytes) = herd, weight
+    used = rows * (across * nbytes + BLOCK_ROWS * bf16.itemsize)
+    if rows > 1 and used > device.l2_bytes:
         raise IllegalShapeError(
-            f"gemv: herd_y={herd_y} cores above a memtile need two rows of blocks each, {needed} bytes of "
-            f"{device.l2_bytes}; use herd_y={max(1, device.l2_bytes // (2 * row_bytes))} or less"
+            f"gemv: a row of blocks for each of herd_y={rows} cores and its results take {used} bytes of a "
+            f"memtile, which has {device.l2_bytes}; use a smaller herd_y"
+        )
+    if rows > 1 and (points := block_rows // (columns * rows)) > device.repeat_limit:
+        raise IllegalShapeError(
+            f"gemv: {columns}x{rows} cores make {points} points of {block_rows} rows of blocks, and a launch "
+            f"has at most {device.repeat_limit}; use herd_y=1"
         )
 
 
