@@ -117,9 +117,7 @@ def _write_by_memtiles(
         kernel.dma(results[:, :, i, :], l2_out)
 
 
-def _check_points(
-    herd: tuple[int, int], weight: tuple[int, int, int], device: DeviceModel
-) -> None:
+def _check_points(herd: tuple[int, int], weight: tuple[int, int, int], device: DeviceModel) -> None:
     """Raise IllegalShapeError if a memtile cannot hold a row of blocks for each core above it, or a launch has
     too many points.
 

@@ -121,7 +121,10 @@ def test_few_rows_of_blocks_go_to_few_cores() -> None:
             lambda: gemv.build(32 * 2 * 257, 64, herd_y=2, herd_m=1, weight="q4"),
             "1x2 cores make 257 points of 514 rows of blocks, and a launch has at most 255; use herd_y=1",
         ),
-        (lambda: gemv.build(64, 64, herd_y=2), "herd_y=2 rows of cores would wait, .* give a weight in blocks"),
+        (
+            lambda: gemv.build(64, 64, herd_y=2),
+            "herd_y=2 rows of cores would wait, .* give a weight in blocks",
+        ),
         (lambda: gemv.build(32, 32768, weight="q8"), "x of k=32768 .* use a k of at most 14"),
         (lambda: gemm.build(8, 64, 32, weight="q4"), "packed from .n, k., .* give b_transposed=True"),
         (
