@@ -54,7 +54,7 @@ def build(
     """
     require_multiple("gemv", "k", k, LANES, f"a row has {LANES} partial sums")
     require_multiple("gemv", "m", m, BLOCK_ROWS, f"rows of a {block.name} block")
-    block_rows, block_columns, _ = block.shape(m, k)
+    block_rows = m // BLOCK_ROWS
     herd_m, herd_y = cores(block_rows, herd_m, herd_y or 1, device)
     _check_points((herd_m, herd_y), block.shape(m, k), device)
     at_once = blocks_at_once(k, block, device.l1_budget)
@@ -118,8 +118,8 @@ def _write_by_memtiles(
 
 
 def _check_points(herd: tuple[int, int], weight: tuple[int, int, int], device: DeviceModel) -> None:
-    """Raise IllegalShapeError if a memtile cannot hold a row of blocks for each core above it, or a launch has
-    too many points.
+    """Raise IllegalShapeError if a memtile cannot hold a row of blocks for each core above it, or if a
+    launch has too many points.
 
     weight: the shape of the weight in blocks.
     """

@@ -1,7 +1,7 @@
 """c = a @ b as vegah/Npu-Embeddings ran it: cores that never stop, and two of each buffer in L1 and in L2.
 
-A core takes tile after tile of c. A row of cores shares a tile of a, a column one of b, and each has a memtile
-on its way. The four tiles of c of a column meet in its memtile, and leave together while the cores work on
+A core takes tile after tile of c. A row of cores shares a tile of a, a column one of b, each by a memtile.
+The four tiles of c of a column meet in its memtile, and leave together while the cores work on
 (experiments/m5-pretiled-gemm/gemm_pretiled.py there). A point of the launch is what the host enters at a
 time: a block of rows of all columns. These programs are timed and not run.
 """

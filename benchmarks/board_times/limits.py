@@ -1,4 +1,4 @@
-"""What limits each launch of a token and of a prefill of Llama-3.2-1B: the table of docs/dev/predicted-times.md."""
+"""What limits each launch of a token and of a prefill of Llama-3.2-1B, for docs/dev/predicted-times.md."""
 
 from __future__ import annotations
 
