@@ -35,9 +35,10 @@ HOST_ATTENTION = (
 )
 _COSTS = ("prompt", "first token s", "prompt tokens/s", "limited by", "ms a token", "tokens/s", "limited by")
 _PROGRAMS = ("program", "us", "limited by", "DDR GB/s", "calls: first prompt", "calls: a token")
+_LEAST, _MOST = (pick(ERROR_FACTORS, key=lambda limit: ERROR_FACTORS[limit]) for pick in (min, max))
 ACCURACY = (
     "how sure: of the times that others published and no fit has seen, 4 of 5 are within a factor of "
-    f"{min(ERROR_FACTORS.values()):g} (dispatch) to {max(ERROR_FACTORS.values()):g} (core) of the prediction"
+    f"{ERROR_FACTORS[_LEAST]:g} ({_LEAST}) to {ERROR_FACTORS[_MOST]:g} ({_MOST}) of the prediction"
 )
 _CALLS = ("program", "calls", "us a call", "ms", "share", "limited by")
 

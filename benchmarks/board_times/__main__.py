@@ -27,6 +27,7 @@ from aerie.virtual_npu.timing.fit import Predict, fit, parameter_ranges
 from aerie.virtual_npu.timing.model import EVENTS_ENOUGH
 from benchmarks.board_times import baselines, models
 from benchmarks.board_times.errors import Predicted, Summary, factor_of, summarize
+from benchmarks.board_times.limits import limits_table
 from benchmarks.board_times.measurements import (
     FIT,
     LEFT_OUT,
@@ -55,6 +56,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--class", dest="kernels", action="append", help="only this class; may be given again"
     )
+    parser.add_argument(
+        "--programs",
+        action="store_true",
+        help="print what limits each launch of a token and of a prefill of Llama-3.2-1B, in Markdown",
+    )
     parser.add_argument("--rows", action="store_true", help="also print each row")
     parser.add_argument(
         "--clock", action="store_true", help="also refit the clock of each box, on its test rows"
@@ -77,6 +83,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def compare(arguments: argparse.Namespace) -> int:
     """Predict every row that can be built, and print the errors by class."""
+    if arguments.programs:
+        print(limits_table())
+        return 0
     rows = choose(read_measurements(), arguments.kernels)
     model, values = models.TimingModel(arguments.events), models.start_values()
     if arguments.fit:
@@ -84,7 +93,7 @@ def compare(arguments: argparse.Namespace) -> int:
             fit_rows(rows),
             models.TimingModel(FIT_EVENTS),
             values,
-            parameter_ranges(),
+            [each for each in parameter_ranges() if each.name in models.FITTED],
             lambda line: print(line, file=sys.stderr, flush=True),
         )
     predictors = {"model": lambda row: model(row, values), **all_baselines(rows)}

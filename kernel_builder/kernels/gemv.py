@@ -62,6 +62,7 @@ def build(
     herd_m: int | None = None,
     k_piece: int | None = None,
     weight: str = BF16,
+    herd_y: int | None = None,
     *,
     device: DeviceModel = NPU2,
 ) -> KernelModule:
@@ -72,7 +73,7 @@ def build(
     k_piece: elements of each, a multiple of 64 that divides k (default: all, or for rows that do not fit L1
     the most that do); less than k only where m_input is 1. weight: its kind, `bf16` or a block's
     (weight_blocks.py): then it is packed, m is a multiple of 32, and tile_m, m_input and k_piece are not
-    given. Raises IllegalShapeError.
+    given. herd_y: rows of cores, for a weight in blocks only (default: 1). Raises IllegalShapeError.
     """
     if block := weight_block("gemv", weight):
         if (tile_m, m_input, k_piece) != (None, None, None):
@@ -80,7 +81,12 @@ def build(
                 f"gemv: tile_m, m_input and k_piece cut rows, and a weight of kind {weight} comes in blocks; "
                 "leave them out"
             )
-        return quantised_gemv.build(m, k, block, herd_m, OPTIMIZE, device)
+        return quantised_gemv.build(m, k, block, herd_m, herd_y, OPTIMIZE, device)
+    if herd_y not in (None, 1):
+        raise IllegalShapeError(
+            f"gemv: herd_y={herd_y} rows of cores would wait, since the DMA limits a product of bf16; leave "
+            "herd_y out, or give a weight in blocks"
+        )
     require_multiple("gemv", "k", k, LANES, "mv.cc steps through 64 elements at a time")
     require_multiple("gemv", "m", m, 2, "a DMA moves pairs of bf16")
     herd_m = _cores(m, herd_m, device)
@@ -281,6 +287,7 @@ def schedules(parameters: Parameters) -> Iterator[dict[str, int]]:
     m, k = parameters["m"], parameters["k"]
     if weight_block("gemv", parameters.get("weight", BF16)):
         yield from ({"herd_m": herd_m} for herd_m in divisors(m, NPU2.columns))
+        yield from ({"herd_y": herd_y} for herd_y in range(2, NPU2.rows + 1))
         return
     for tile_m in divisors(m // _cores(m, parameters.get("herd_m"), NPU2), 4 * TILE_M, 2):
         for rows in divisors(tile_m, tile_m):
@@ -303,6 +310,7 @@ KERNEL = KernelSpec(
         {"m": 128, "k": 256, "tile_m": 4, "m_input": 2, "herd_m": 4},
         {"m": 64, "k": 576, "k_piece": 192},
         {"m": 576, "k": 576, "weight": "q4"},
+        {"m": 512, "k": 576, "weight": "q4", "herd_m": 2, "herd_y": 4},
         {"m": 64, "k": 896, "weight": "q8"},
     ),
     tolerance=Tolerance(

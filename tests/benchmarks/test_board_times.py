@@ -13,10 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from aerie.common.errors import UserError
+from aerie.kernel_builder.kernels import gemv
 from aerie.virtual_npu.timing import DEFAULT, Parameters, predict
 from aerie.virtual_npu.timing.fit import ParameterRange, fit, parameter_ranges
+from aerie.virtual_npu.timing.prediction import LIMITS
 from benchmarks.board_times import __main__ as command
-from benchmarks.board_times import baselines, errors, models
+from benchmarks.board_times import baselines, errors, limits, models
 from benchmarks.board_times.errors import Predicted, summarize, variant_pairs
 from benchmarks.board_times.measurements import (
     COLUMNS,
@@ -307,6 +309,22 @@ def test_all_parameters_are_fitted_within_their_ranges() -> None:
 
 
 # ---- the command ----
+
+
+def test_a_fit_moves_parameters_that_there_are() -> None:
+    assert set(models.FITTED) < {each.name for each in parameter_ranges()}
+
+
+def test_the_table_of_limits_has_a_row_for_each_launch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = gemv.build(128, 256)
+    monkeypatch.setattr(limits, "load_programs", lambda *_: {"first": small, "second": small})
+    assert command.main(["--programs"]) == 0
+    mark, _, heading, _, *rows = capsys.readouterr().out.splitlines()
+    assert (mark, heading.split(" | ")[:3]) == (limits.MARK, ["| program", "launch", "us"])
+    assert [row.split(" | ")[:2] for row in rows] == [["| `first`", "gemv"], ["| `second`", "gemv"]]
+    assert all(row.split(" | ")[4] in LIMITS for row in rows)
 
 
 def test_an_unknown_class_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,19 @@ def test_few_rows_of_blocks_go_to_few_cores() -> None:
         (lambda: gemv.build(64, 96, weight="q4"), "k=96 is no positive multiple of 64"),
         (lambda: gemv.build(64, 64, tile_m=8, weight="q4"), "tile_m, m_input and k_piece cut rows"),
         (lambda: gemv.build(96, 64, herd_m=2, weight="q4"), "herd_m=2 cores cannot share 3 rows .* use 3"),
+        (lambda: gemv.build(96, 64, herd_y=4, weight="q4"), "herd_y=4 rows of cores cannot share 3 .* use 3"),
+        (
+            lambda: gemv.build(1024, 8192, herd_y=4, weight="q4"),
+            "a row of blocks for each of herd_y=4 cores .* take 655616 bytes of a memtile, which has 524288",
+        ),
+        (
+            lambda: gemv.build(32 * 2 * 257, 64, herd_y=2, herd_m=1, weight="q4"),
+            "1x2 cores make 257 points of 514 rows of blocks, and a launch has at most 255; use herd_y=1",
+        ),
+        (
+            lambda: gemv.build(64, 64, herd_y=2),
+            "herd_y=2 rows of cores would wait, .* give a weight in blocks",
+        ),
         (lambda: gemv.build(32, 32768, weight="q8"), "x of k=32768 .* use a k of at most 14"),
         (lambda: gemm.build(8, 64, 32, weight="q4"), "packed from .n, k., .* give b_transposed=True"),
         (

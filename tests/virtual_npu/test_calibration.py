@@ -81,7 +81,7 @@ def test_the_command_writes_parameters_that_predict(
     assert main(["time", "--calibrate", str(write(_record()))]) == 0
     printed = capsys.readouterr().out
     assert "measured on the board, and predicted" in printed
-    assert "2 programs for 23 parameters" in printed
+    assert "2 programs for 24 parameters" in printed
 
 
 def test_a_program_that_cannot_be_followed_is_left_out(write: Any) -> None:

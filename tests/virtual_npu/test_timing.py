@@ -190,12 +190,29 @@ def test_a_program_of_several_launches_is_dispatched_once_and_loads_each() -> No
     assert one.us - alone.us == pytest.approx(4 * DEFAULT.load_us)  # two locks in a shim tile, two in a core
 
 
-def test_a_larger_design_takes_longer_to_load() -> None:
-    def load_us(text: str) -> float:
-        timed = TimedProgram(text)
-        return timed.predict(loads=True).total_us - timed.predict().total_us
+def load_us(text: str) -> float:
+    """How much longer a launch takes in an ELF of several."""
+    timed = TimedProgram(text)
+    return timed.predict(loads=True).total_us - timed.predict().total_us
 
+
+def test_a_larger_design_takes_longer_to_load() -> None:
     assert load_us(program(cores=8)) == pytest.approx(8 * load_us(program()))
+
+
+def test_points_of_an_elf_wait_for_each_other() -> None:
+    tiles = {"tile_m": 16, "tile_n": 16, "herd_m": 2, "herd_n": 2}
+    one, four = (gemm.build(m, 64, 32, **tiles).text for m in (32, 128))
+    assert load_us(four) > load_us(one) + 1
+
+
+def test_the_controller_writes_one_task_after_the_other() -> None:
+    def issued_us(cores: int) -> float:
+        timed = TimedProgram(program(cores=cores))
+        without = dataclasses.replace(DEFAULT, issue_cycles=0.0)
+        return timed.predict().total_us - timed.predict(without).total_us
+
+    assert issued_us(8) == pytest.approx(8 * issued_us(1))
 
 
 def test_a_launch_of_a_larger_program_is_not_dispatched() -> None:
@@ -448,7 +465,7 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     fields = json.loads(capsys.readouterr().out)
     assert (fields["measured"], fields["note"]) == (False, NOTE)
     assert fields["launches"][0]["limited_by"] == "dispatch"
-    assert {part["kind"] for part in fields["launches"][0]["parts"]} == {"core", "shim", "stream"}
+    assert {part["kind"] for part in fields["launches"][0]["parts"]} == {"core", "dispatch", "shim", "stream"}
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

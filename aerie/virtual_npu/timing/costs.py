@@ -16,6 +16,7 @@ PRICES = (
     *("vector_memory_cycles", "vector_arithmetic_cycles", "loop_cycles", "kernel_op_cycles", "call_cycles"),
     *("product_block_cycles", "special_cycles", "scalar_cycles", "lock_cycles", "bd_cycles"),
     "shim_task_cycles",
+    "issue_cycles",
     *RATES,
 )
 """The parameters that are paid in cycles; the first count of a cost is of cycles themselves."""

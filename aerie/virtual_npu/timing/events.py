@@ -39,7 +39,7 @@ from aerie.device.transfers import TransferSide, extents, transfer_sides
 from aerie.virtual_npu.timing.bodies import ITERATION, LOOPS, Bodies, Step, TimingError, walked_trips
 from aerie.virtual_npu.timing.buffer_order import CoreOrder, MemtileBuffer
 from aerie.virtual_npu.timing.core_costs import buffer_bytes
-from aerie.virtual_npu.timing.costs import Cost, cost
+from aerie.virtual_npu.timing.costs import NOTHING, Cost, cost
 from aerie.virtual_npu.timing.replay import Event, Resource
 
 L3, L2, L1 = 0, 1, 2
@@ -53,7 +53,7 @@ MIN_ITERATIONS = 64
 """Of a loop that is not walked to its end."""
 MAX_ITERATIONS = 5_000_000
 """Of the loops that are walked and the cores, in one point of a launch."""
-DESCRIPTOR, SHIM_TASK = cost(bd_cycles=1), cost(shim_task_cycles=1)
+DESCRIPTOR, SHIM_TASK, ISSUE = cost(bd_cycles=1), cost(shim_task_cycles=1), cost(issue_cycles=1)
 Core = tuple[str, tuple[int, ...]]
 _Chain = tuple[str, tuple[int, ...]]
 """One queue of a channel: its name and index."""
@@ -74,8 +74,10 @@ class _Scope:
 class LaunchEvents:
     """The events of some points of a launch, one point after the other."""
 
-    def __init__(self, launch: LaunchOp, bodies: Bodies, events_enough: int) -> None:
+    def __init__(self, launch: LaunchOp, bodies: Bodies, events_enough: int, waits: bool = False) -> None:
         self.launch, self.bodies, self._events_enough = launch, bodies, events_enough
+        self._waits = waits
+        self._barrier: Event | None = None
         self.scale = 1.0
         """How many times as many iterations as were walked the loop of the cores has."""
         self._weight = 1.0
@@ -93,6 +95,7 @@ class LaunchEvents:
         self._memtile_buffers: defaultdict[SSAValue, MemtileBuffer] = defaultdict(MemtileBuffer)
         self._chain: dict[object, Event] = {}
         self._begun: set[object] = set()
+        self._to_l3: list[Event] = []
         self._shared: dict[object, Event] = {}
         self._turns: defaultdict[object, int] = defaultdict(int)
         self._pairs: dict[_Turn, tuple[Event, set[str]]] = {}
@@ -114,6 +117,8 @@ class LaunchEvents:
         """Add the events of one point. Raises TimingError for what cannot be followed."""
         self._first, self._iterations = len(self.events), 0
         self._begun.clear()
+        if self._waits and self._to_l3:
+            self._wait()
         known: dict[SSAValue, int] = dict(zip(self.launch.ids, ids, strict=True))
         self._walk(self.bodies.steps(self.launch.body.block), _Scope(known))
         for state in self._cores.values():
@@ -304,11 +309,26 @@ class LaunchEvents:
         (air-opt-shim-dma-bds)."""
         if not scope.in_loop or chain not in self._begun:
             event.cost = SHIM_TASK
+            event.after(self._issue())
             self._begun.add(chain)
         runs = max(1, event.nbytes // max(1, contiguous_bytes(side)))
+        self._to_l3.append(event)
         event.ddr_bytes += event.nbytes
         event.ddr_runs += runs
         self.ddr_bytes += event.nbytes * self._weight
+
+    def _issue(self) -> Event:
+        """The controller's write of one task: its descriptor, its address, the queue of its channel."""
+        issue = self._add([self._resource("controller", lambda: "controller", "dispatch")], ISSUE)
+        issue.after(self._barrier)
+        return issue
+
+    def _wait(self) -> None:
+        """Let the next point begin when all transfers to and from L3 are done."""
+        self._barrier = self._add([], NOTHING)
+        for event in self._to_l3:
+            self._barrier.after(event)
+        self._to_l3.clear()
 
     def _end(self, op: Operation, side: TransferSide, chain: tuple[object, ...], scope: _Scope) -> Resource:
         """The channel at one end of a transfer."""

@@ -43,7 +43,7 @@ class TimedProgram:
             )
         for launch in self._launches:
             _check_runs_once(launch)
-        self._graphs: list[LaunchGraph] = []
+        self._graphs: dict[bool, list[LaunchGraph]] = {}
 
     def predict(
         self, parameters: Parameters = DEFAULT, dispatched: bool = True, loads: bool | None = None
@@ -55,12 +55,13 @@ class TimedProgram:
         loads: each launch loads its design, as launches of an ELF do. None: if there are several, since they
         replace each other's. Raises TimingError for a program that the model cannot follow.
         """
-        if not self._graphs:
-            bodies = Bodies(self._module)
-            self._graphs = [LaunchGraph(launch, bodies, self._events_enough) for launch in self._launches]
-        loads = len(self._graphs) > 1 if loads is None else loads
-        first = self._graphs[0] if dispatched else None
-        return Prediction(tuple(graph.predict(parameters, graph is first, loads) for graph in self._graphs))
+        loads = len(self._launches) > 1 if loads is None else loads
+        if loads not in self._graphs:
+            bodies, enough = Bodies(self._module), self._events_enough
+            self._graphs[loads] = [LaunchGraph(each, bodies, enough, loads) for each in self._launches]
+        graphs = self._graphs[loads]
+        first = graphs[0] if dispatched else None
+        return Prediction(tuple(graph.predict(parameters, graph is first) for graph in graphs))
 
 
 def predict(text: str, parameters: Parameters = DEFAULT, filename: str = "<input>") -> Prediction:
@@ -84,20 +85,20 @@ class LaunchGraph:
     Raises TimingError for a launch that the model cannot follow.
     """
 
-    def __init__(self, launch: LaunchOp, bodies: Bodies, events_enough: int) -> None:
+    def __init__(self, launch: LaunchOp, bodies: Bodies, events_enough: int, loads: bool) -> None:
+        self._loads = loads
         sizes = [constant_int(size) or 1 for size in launch.sizes]
         self._name, self._points = launch_name(launch), math.prod(sizes)
-        events = LaunchEvents(launch, bodies, events_enough)
+        events = LaunchEvents(launch, bodies, events_enough, waits=loads)
         self._chosen = _walk_points(events, sizes, self._points, events_enough)
         self._locks = events.locks()
         events.limit_shim()
         self._ddr_bytes, self._macs, self._scale = events.ddr_bytes, events.macs, events.scale
         self._graph = Graph(events.events, [*events.resources.values()], (events.halfway, events.walked))
 
-    def predict(self, parameters: Parameters, is_first: bool, loads: bool) -> LaunchPrediction:
-        """The launch with these parameters. is_first: the host starts the program with it. loads: its design
-        is loaded before."""
-        start_us = is_first * parameters.dispatch_us + loads * self._locks * parameters.load_us
+    def predict(self, parameters: Parameters, is_first: bool) -> LaunchPrediction:
+        """The launch with these parameters. is_first: the host starts the program with it."""
+        start_us = is_first * parameters.dispatch_us + self._loads * self._locks * parameters.load_us
         result = self._graph.replay(parameters)
         if result.done < len(self._graph):
             raise TimingError(
@@ -124,7 +125,7 @@ class LaunchGraph:
         us = self._points / self._chosen / (parameters.clock_ghz * 1e3)
         longer = self._longer(result)
         path = {kind: cycles * longer * us for kind, cycles in result.path.items() if cycles > 0}
-        path["dispatch"] = start_us
+        path["dispatch"] = path.get("dispatch", 0.0) + start_us
         parts = [
             PartPrediction(one.name, one.kind, busy * self._scale * us, int(nbytes * scale))
             for one, busy, nbytes in zip(self._graph.resources, result.busy, result.nbytes, strict=True)

@@ -63,12 +63,12 @@ class Parameters:
         "1669 cycles beside the products for 24 blocks, 952 - 384 for 8 (vegah/Npu-Embeddings, traces)",
     )
     text_product_macs: float = _parameter(
-        138.0,
+        256.0,
         "MAC/cycle",
         60,
         256,
         "bf16 product 8x8x8 in a loop of the text, of a core",
-        "fit: GEMM of direct codegen (mlir-air kernel_registry)",
+        "fit: GEMM of direct codegen (mlir-air kernel_registry); 256 is what block floats can do (IRON)",
     )
     int8_macs: float = _parameter(
         343.0,
@@ -79,28 +79,29 @@ class Parameters:
         "209.9 to 450.6 of 512 (arXiv 2512.13282 tables 1 and 3)",
     )
     vector_memory_cycles: float = _parameter(
-        1.0,
+        0.8,
         "cycles",
         0.5,
         7,
-        "one vector load or store in a loop of the text",
+        "one vector load or store in a loop of the text; two loads and a store go at once",
         "fit with loop_cycles: GEMM of direct codegen, 5.94 TFLOP/s (mlir-air kernel_registry)",
     )
     vector_arithmetic_cycles: float = _parameter(
-        7.0,
+        1.1,
         "cycles",
         1,
         12,
-        "one vector operation in a loop of the text, which Peano does not overlap with the next",
-        "fit: EltwiseAdd on one column, 18 cycles for 16 sums (mlir-air kernel_registry)",
+        "one vector operation in a loop of the text, beside its latency, which loop_cycles has",
+        "fit with loop_cycles: EltwiseAdd, 17 to 18 cycles for 16 sums (mlir-air kernel_registry)",
     )
     loop_cycles: float = _parameter(
-        8.0,
+        13.0,
         "cycles",
         3,
         20,
-        "the end of one iteration of a loop on a core: the branch, the latency of its first load",
-        "branch 3 + load 5 on AIE2 (xdna-emu)",
+        "one iteration of a loop on a core beside its operations: branch, latency of the first load and of "
+        "the last operation",
+        "fit with vector_arithmetic_cycles, from branch 3 + load 5 + operation 5 (AIE2, xdna-emu)",
     )
     kernel_op_cycles: float = _parameter(
         1.4,
@@ -111,12 +112,12 @@ class Parameters:
         "140 bundles of an inner body of q4_k.h (mlir-air fused_decode/kernels)",
     )
     call_cycles: float = _parameter(
-        40.0,
+        15.0,
         "cycles",
         10,
         200,
         "a call of a C++ kernel",
-        "ours, of prologue and epilogue; not measured alone by anybody",
+        "fit: RoPE of 64 and 128 elements a call (mlir-air kernel_registry)",
     )
     special_cycles: float = _parameter(
         14.0,
@@ -182,6 +183,14 @@ class Parameters:
         "one task of a shim channel",
         "325 MM2S, 179 S2MM for each task, 1330 for the first (xdna-emu, NPU1)",
     )
+    issue_cycles: float = _parameter(
+        520.0,
+        "cycles",
+        0.0,
+        1000,
+        "the controller's write of one task of a shim channel, one task after the other",
+        "520 from one queue write to the next (xdna-emu, NPU1)",
+    )
     ddr_gb_s: float = _parameter(
         71.8,
         "GB/s",
@@ -191,20 +200,20 @@ class Parameters:
         "slope of EltwiseAdd over 9 sizes (mlir-air kernel_registry); memcpy 63 to 70 (IRON PR 195)",
     )
     ddr_burst_bytes: float = _parameter(
-        32.0,
+        17.0,
         "bytes",
         0,
         256,
         "what each contiguous run costs beside its own bytes",
-        "ours; shim bursts are of 64 to 512 bytes (mlir-aie)",
+        "fit: RoPE on 2 to 8 columns (mlir-air kernel_registry)",
     )
     dispatch_us: float = _parameter(
-        84.0,
+        82.0,
         "us",
         20,
         480,
         "the host's start of a program and its answer",
-        "RoPE of 8 rows 80 to 83, GEMV 128x896 84 (mlir-air kernel_registry)",
+        "fit: programs of least work, RoPE of 8 rows 80 to 83 (mlir-air kernel_registry)",
     )
     load_us: float = _parameter(
         1.1,
