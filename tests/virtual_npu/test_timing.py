@@ -201,8 +201,7 @@ def test_a_larger_design_takes_longer_to_load() -> None:
 
 
 def test_points_of_an_elf_wait_for_each_other() -> None:
-    tiles = {"tile_m": 16, "tile_n": 16, "herd_m": 2, "herd_n": 2}
-    one, four = (gemm.build(m, 64, 32, **tiles).text for m in (32, 128))
+    one, four = (gemm.build(m, 64, 32, tile_m=16, tile_n=16, herd_m=2, herd_n=2).text for m in (32, 128))
     assert load_us(four) > load_us(one) + 1
 
 
