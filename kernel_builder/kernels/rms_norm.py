@@ -60,6 +60,8 @@ MAX_ROWS, RUN_LENGTH = 8, 2048
 """Most rows of one DMA, or elements where these are more rows."""
 PARTS = 3
 """bf16 numbers that make an f32: 8 of its 24 bits each, however the core rounds."""
+MAX_PIECE = 2048
+"""Most columns of a long row that come and go at once."""
 
 
 def l1_elements(device: DeviceModel) -> int:
@@ -68,7 +70,7 @@ def l1_elements(device: DeviceModel) -> int:
 
 
 def max_row_length(device: DeviceModel = NPU2) -> int:
-    """The most columns: x twice and the weight must fit."""
+    """The most columns: of a row that is all there is, x must fit with as much of the weight and of out."""
     return l1_elements(device) // 3 // LANES * LANES
 
 
@@ -155,21 +157,35 @@ def _rows(k: Kernel, x: View, weight: Buffer, out: View, norm: _Norm, herd_x: in
 
 
 def _long_rows(k: Kernel, x: View, weight: Buffer, out: View, norm: _Norm, herd_x: int, tx: Index) -> None:
-    """Each core normalizes its own rows in place, one per DMA."""
+    """Each core normalizes its own rows, in pieces, twice: the second time with the sums of the first.
+
+    L1 has no room for x and out, which the compiler doubles. In place each direction of a DMA would have its
+    own locks, and the next row could come while one is still being sent (static check, in-place). A loop
+    over x between two loops of transfers would be kept on the launch's side, which stage 8 refuses.
+    """
     rows, cols = x.shape
-    l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
+    whole = 2 * LANES  # a vector of 512 bits
+    piece = whole * largest_divisor(cols // whole, MAX_PIECE // whole)
+    l1_weight = k.alloc(L1, (cols,), bf16, "l1_weight")
+    l1_x, l1_out = (k.alloc(L1, (piece,), bf16, name) for name in ("l1_x", "l1_out"))
     constants = _l1_constants(k)
     k.dma(l1_weight, weight)
     for own in k.loop(rows // herd_x, unwraps=True):
         row = tx * (rows // herd_x) + own
-        k.dma(l1_x, x[row, :])
-        scale = _inverse_rms(k, l1_x, constants, norm.eps)
-        for j in k.loop(0, cols, LANES):
-            lanes = slice(j, j + LANES)
-            k.store(
-                l1_x[lanes], _weighted(k, _scaled(k, l1_x[lanes], scale), l1_weight[lanes], norm, constants)
-            )
-        k.dma(out[row, :], l1_x)
+        for _ in k.loop(2):
+            # The first time of no sums: what comes of it is written over the second time.
+            scale = _scale(k, cols, constants, norm.eps)
+            for start in k.loop(0, cols, piece):
+                window = slice(start, start + piece)
+                k.dma(l1_x, x[row, window])
+                for j in k.loop(0, piece, LANES):
+                    lanes = slice(j, j + LANES)
+                    _add_squares(k, l1_x[lanes], constants)
+                    scaled = _scaled(k, l1_x[lanes], scale)
+                    own_weight = l1_weight[start + j : start + j + LANES]
+                    k.store(l1_out[lanes], _weighted(k, scaled, own_weight, norm, constants))
+                k.dma(out[row, window], l1_out)
+        k.store(constants.sums, k.constant(0.0, f32, LANES))
 
 
 def _vector(k: Kernel, x: View, weight: Buffer, out: View, norm: _Norm, herd_x: int, tx: Index) -> None:
@@ -216,9 +232,18 @@ def _l1_constants(k: Kernel) -> L1Constants:
 def _inverse_rms(k: Kernel, row: View, constants: L1Constants, eps: float) -> list[Value]:
     """rsqrt(mean(row**2) + eps) in f32, in parts. The 16 interleaved sums are zero before and after."""
     for j in k.loop(0, row.shape[0], LANES):
-        some = k.load(row[j : j + LANES]).to(f32)
-        k.store(constants.sums, fma(some, some, k.load(constants.sums)))
-    mean = k.load(constants.sums).reduce("add") * (1.0 / row.shape[0])
+        _add_squares(k, row[j : j + LANES], constants)
+    return _scale(k, row.shape[0], constants, eps)
+
+
+def _add_squares(k: Kernel, lanes: View, constants: L1Constants) -> None:
+    some = k.load(lanes).to(f32)
+    k.store(constants.sums, fma(some, some, k.load(constants.sums)))
+
+
+def _scale(k: Kernel, cols: int, constants: L1Constants, eps: float) -> list[Value]:
+    """rsqrt(mean + eps) of the sums, which are zero afterwards, in parts."""
+    mean = k.load(constants.sums).reduce("add") * (1.0 / cols)
     k.store(constants.sums, k.constant(0.0, f32, LANES))
     return _parts((mean + eps).rsqrt().broadcast(LANES), k.load(constants.minus_one[0, :]).to(f32))
 
