@@ -6,8 +6,7 @@ tmp = x and y = x * w. An artifact of the stand-in is a JSON file with the argum
 
 import ctypes
 import json
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,15 +17,9 @@ from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32
 from aerie.multi_launch_builder.program import CompileOption, Program
 from aerie.runtime import Backend, CompileError, KernelCache, Profiler
 from aerie.virtual_npu import pyxrt
+from aerie.virtual_npu.library import ArgumentType, EntryPoint
 
 SHAPE = (4, 8)
-
-
-@dataclass(frozen=True)
-class FakeArgument:
-    shape: tuple[int, ...]
-    dtype: str = "f32"
-    itemsize: int = 4
 
 
 class FakeLibrary:
@@ -36,8 +29,8 @@ class FakeLibrary:
 
     def __init__(self, path):
         stored = json.loads(path.read_text())
-        arguments = tuple(FakeArgument(tuple(shape)) for shape in stored["shapes"])
-        self.entries = {stored["name"]: SimpleNamespace(arguments=arguments)}
+        arguments = tuple(ArgumentType(tuple(shape), "f32") for shape in stored["shapes"])
+        self.entries = {stored["name"]: EntryPoint(stored["name"], arguments)}
 
     def call(self, entry, pointers):
         return lambda: self._run(entry, pointers)
