@@ -6,6 +6,7 @@ tmp = x and y = x * w. An artifact of the stand-in is a JSON file with the argum
 
 import ctypes
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -39,7 +40,7 @@ class FakeLibrary:
         if FakeLibrary.fail:
             raise FakeLibrary.fail
         arrays = [
-            np.ctypeslib.as_array((ctypes.c_float * np.prod(argument.shape)).from_address(pointer))
+            np.ctypeslib.as_array((ctypes.c_float * math.prod(argument.shape)).from_address(pointer))
             for pointer, argument in zip(pointers, self.entries[entry].arguments, strict=True)
         ]
         arrays[2][:] = arrays[0]
