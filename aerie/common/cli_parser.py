@@ -35,7 +35,7 @@ class SuggestingParser(argparse.ArgumentParser):
         options, rest = self.parse_known_args(args, namespace)
         if rest:
             parser = self._named_parser(args)
-            parser.error(f"unrecognized arguments: {' '.join(rest)}{_option_like(rest[0], parser)}")
+            parser.error(f"unrecognized arguments: {' '.join(rest)}{_meant(rest[0], parser)}")
         return options
 
     def _named_parser(self, args: Any) -> argparse.ArgumentParser:
@@ -48,9 +48,12 @@ class SuggestingParser(argparse.ArgumentParser):
         return self
 
 
-def _option_like(word: str, parser: argparse.ArgumentParser) -> str:
-    options = (name for action in parser._actions for name in action.option_strings)
-    return did_you_mean(word.partition("=")[0], options) if word.startswith("-") else ""
+def _meant(word: str, parser: argparse.ArgumentParser) -> str:
+    """What a word that no parser takes may have been meant for: an option near it, or the model."""
+    options = [name for action in parser._actions for name in action.option_strings]
+    if word.startswith("-"):
+        return did_you_mean(word.partition("=")[0], options)
+    return f"; a model is named with --model {word}" if "--model" in options else ""
 
 
 def with_nearest_choice(message: str) -> str:

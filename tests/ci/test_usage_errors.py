@@ -20,6 +20,7 @@ USAGE_ERRORS = [
         "run hi --temprature 1",
         "unrecognized arguments: --temprature 1; did you mean --temperature\\?",
     ),
+    ("cli", "aerie", "chat demo", "unrecognized arguments: demo; a model is named with --model demo"),
     ("virtual_npu", "aerie vnpu", "run --args in.npz", "the following arguments are required: file"),
     ("kernel_builder", "aerie kernels", "", "the following arguments are required: COMMAND"),
     ("kernel_builder", "aerie kernels", "check", "the following arguments are required: kernel"),

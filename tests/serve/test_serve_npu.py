@@ -147,6 +147,42 @@ def test_the_page_reads_a_trace_of_a_device() -> None:
         {"name": "lock full of tile (3, 1)", "place": "3, 1", "values": [[0, 0], [10, 1]]}
     ]
     assert read["tiles"] == {"3, 1": {"bytes_in": 0, "bytes_out": 64, "transfers": 1}}
+    assert read["buffers"] == [
+        {"name": "a at 3, 1", "bytes_in": 0, "bytes_out": 64, "transfers": 1, "bytes": 64}
+    ]
+    assert read["isAir"] is False
+
+
+AIR_TRACE = [
+    {"name": "thread_name", "ph": "M", "tid": 0, "args": {"name": "launch: air.channel.put @in[0]"}},
+    {"name": "thread_name", "ph": "M", "tid": 1, "args": {"name": "herd @core (0, 1)"}},
+    _box(1, "herd @core", "body", 0, 20, line=3, unfinished=True),
+    _box(0, "air.channel.put @in", "put", 2, 1, line=2, bytes=64, **{"from": "%x", "from_memory": "L3"}),
+    _box(1, "air.channel.get @in", "get", 1, 5, line=4, bytes=64, to="%a", to_memory="L1"),
+    _box(1, "air.dma_memcpy_nd", "copy", 7, 1, line=5, bytes=32, to="%y", to_memory="L3", from_memory="L1"),
+    _box(1, "air.channel.get @in", "get", 9, 11, line=6, bytes=64, to="%a", to_memory="L1", unfinished=True),
+]
+
+
+def test_the_page_reads_a_trace_of_an_air_program() -> None:
+    """Of tiles, the channel and the buffers the bytes; of a transfer the steps that it waited; what never
+    ended."""
+    read = _read_trace(json.dumps({"traceEvents": AIR_TRACE}))
+    core = next(lane for lane in read["lanes"] if lane["name"] == "herd @core (0, 1)")
+    assert (read["isAir"], core["place"]) == (True, "herd @core (0, 1)")
+    assert core["wait"] == [[1, 4, "air.channel.get @in, line 4"]]
+    assert [box[:2] for box in core["busy"]] == [[5, 1], [7, 1]]
+    assert core["unfinished"] == [[9, 11, "air.channel.get @in, line 6"]]
+    assert read["tiles"] == {
+        "launch": {"bytes_in": 0, "bytes_out": 64, "transfers": 1},
+        "herd @core (0, 1)": {"bytes_in": 64, "bytes_out": 32, "transfers": 2},
+    }
+    assert [(one["name"], one["bytes"]) for one in read["channels"]] == [("@in", 64)]
+    assert [(one["name"], one["bytes_in"], one["bytes_out"]) for one in read["buffers"]] == [
+        ("%x in L3", 0, 64),
+        ("%a in L1", 64, 0),
+        ("%y in L3", 32, 0),
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"traceEvents": 3}'])

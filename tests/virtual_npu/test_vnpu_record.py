@@ -124,6 +124,8 @@ def test_what_a_trace_shows(program):
     assert events[1]["args"]["bytes"] == 16
     buffers = [(e["args"].get("from"), e["args"].get("to")) for e in events]
     assert buffers == [(None, None), (None, "%b0"), ("%b0", "%b1"), (None, None), ("%b1", None)]
+    memories = [(e["args"].get("from_memory"), e["args"].get("to_memory")) for e in events]
+    assert memories == [(None, None), (None, "L1"), ("L1", "L1"), (None, None), ("L1", None)]
     assert "launch: air.channel.get @out[0]" in record["threads"]
 
 

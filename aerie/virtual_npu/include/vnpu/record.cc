@@ -65,6 +65,7 @@ struct Event {
   i64 bytes;  // -1: it moves none
   char point[60];  // of the launch
   const char *from = "", *to = "";  // the buffers, by their names in the text; empty: none, or without a name
+  int from_space = -1, to_space = -1;  // their memory spaces; -1: no such side
 };
 
 // More events than this are counted, but not stored.
@@ -120,26 +121,6 @@ int lane(const char *name, const char *op = nullptr, const char *index = nullptr
   return last_lane;
 }
 
-const char *name_of(const Access *side) { return side && side->buffer ? side->buffer->label.name : ""; }
-
-int open(const char *name, const char *category, int line, int at, const ExecutionPlace *where, i64 bytes,
-         const Access *from = nullptr, const Access *to = nullptr) {
-  if (!(what & kTrace)) return -1;
-  if (events.size() == kMaxEvents) {
-    ++dropped;
-    return -1;
-  }
-  Event fresh{name, category, line, at, now++, -1, bytes, {}, name_of(from), name_of(to)};
-  while (where && !is_launch(*where)) where = where->around;
-  if (where) write_point(fresh.point, sizeof(fresh.point), *where);
-  events.add(fresh);
-  return events.size() - 1;
-}
-
-void close(int number) {
-  if (number >= 0 && number < events.size()) events[number].end = now++;
-}
-
 // The memory space at the end of the text of a memref type: `memref<8x8xbf16, 2 : i32>`.
 int space_of(const Buffer *buffer) {
   if (!buffer) return 0;
@@ -150,7 +131,30 @@ int space_of(const Buffer *buffer) {
   return rest != last + 1 && (*rest == '>' || *rest == ' ') ? int(space) : 0;
 }
 
+const char *name_of(const Access *side) { return side && side->buffer ? side->buffer->label.name : ""; }
+
+int space_of(const Access *side) { return side ? space_of(side->buffer) : -1; }
+
+int open(const char *name, const char *category, int line, int at, const ExecutionPlace *where, i64 bytes,
+         const Access *from = nullptr, const Access *to = nullptr) {
+  if (!(what & kTrace)) return -1;
+  if (events.size() == kMaxEvents) {
+    ++dropped;
+    return -1;
+  }
+  Event fresh{name, category, line, at, now++, -1, bytes, {}, name_of(from), name_of(to), space_of(from), space_of(to)};
+  while (where && !is_launch(*where)) where = where->around;
+  if (where) write_point(fresh.point, sizeof(fresh.point), *where);
+  events.add(fresh);
+  return events.size() - 1;
+}
+
+void close(int number) {
+  if (number >= 0 && number < events.size()) events[number].end = now++;
+}
+
 constexpr int kL1 = 2;
+constexpr int kHostLevel = 3;  // memory space 0 is L3, 1 is L2, 2 is L1
 
 void put_stats(Text &text) {
   text.put("\"stats\": {\"tiles\": [");
@@ -186,6 +190,8 @@ void put_trace(Text &text) {
     if (e.bytes >= 0) text.put(", \"bytes\": %lld", (long long)e.bytes);
     if (e.from[0]) text.put(", \"from\": \"%s\"", Quoted(e.from).text);
     if (e.to[0]) text.put(", \"to\": \"%s\"", Quoted(e.to).text);
+    if (e.from_space >= 0) text.put(", \"from_memory\": \"L%d\"", kHostLevel - e.from_space);
+    if (e.to_space >= 0) text.put(", \"to_memory\": \"L%d\"", kHostLevel - e.to_space);
     if (e.point[0]) text.put(", \"launch\": \"%s\"", e.point + 1);
     if (is_open) text.put(", \"unfinished\": true");
     text.put("}}");
