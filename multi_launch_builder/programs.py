@@ -242,19 +242,19 @@ def plan_after_attention(kind: str, shape: ModelShape, rows: int | None, name: s
     """
     emb = shape.emb_dim
     arguments = bf16_table(
-        *_output_arguments(shape, rows, Role.INTERMEDIATE),
-        *_after_arguments(shape, rows, "attn"),
+        *output_arguments(shape, rows, Role.INTERMEDIATE),
+        *after_arguments(shape, rows, "attn"),
         ("x", _activation(rows, emb), Role.INPUT),
         ("res1", _activation(rows, emb), Role.INTERMEDIATE),
-        *_ffn_arguments(shape, rows, Role.INTERMEDIATE),
-        *_after_arguments(shape, rows, "ffn"),
+        *ffn_arguments(shape, rows, Role.INTERMEDIATE),
+        *after_arguments(shape, rows, "ffn"),
         ("x_next", _activation(rows, emb), Role.OUTPUT),
     )
     steps = (
-        _output_projection(shape, rows),
-        *_residual_steps(shape, rows, "attn", "x", "proj", "res1"),
-        *_ffn_steps(shape, rows),
-        *_residual_steps(shape, rows, "ffn", "res1", "down", "x_next"),
+        output_projection(shape, rows),
+        *residual_steps(shape, rows, "attn", "x", "proj", "res1"),
+        *ffn_steps(shape, rows),
+        *residual_steps(shape, rows, "ffn", "res1", "down", "x_next"),
     )
     return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
 
@@ -267,7 +267,7 @@ def _before_arguments(shape: ModelShape, rows: int | None, of: str) -> Rows:
     return (f"{of}_norm", (shape.emb_dim,), Role.WEIGHT), normed
 
 
-def _after_arguments(shape: ModelShape, rows: int | None, of: str) -> Rows:
+def after_arguments(shape: ModelShape, rows: int | None, of: str) -> Rows:
     """Arguments of the RMSNorm after attention (of: "attn") or the FFN ("ffn"), if there is one."""
     if not shape.norm_after:
         return ()
@@ -275,7 +275,7 @@ def _after_arguments(shape: ModelShape, rows: int | None, of: str) -> Rows:
     return (f"{of}_post_norm", (shape.emb_dim,), Role.WEIGHT), normed
 
 
-def _residual_steps(
+def residual_steps(
     shape: ModelShape, rows: int | None, of: str, residual: str, x: str, out: str
 ) -> tuple[LaunchPlan, ...]:
     """out = residual + x, or residual + RMSNorm of x."""
@@ -345,20 +345,7 @@ def _gate(label: str, shape: ModelShape, rows: int | None, gate: str, x: str, ou
     return LaunchPlan(label, "swiglu", parameters, {"gate": gate, "up": x, "out": out})
 
 
-def plan_attention_output(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
-    """Output projection of a device's heads, one launch: attn_out -> proj, its part of a sum."""
-    arguments = bf16_table(*_output_arguments(shape, rows, Role.OUTPUT))
-    return ProgramPlan(name or kind, arguments, (_output_projection(shape, rows),), _grid(rows), kind, rows)
-
-
-def plan_ffn(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
-    """RMSNorm and SwiGLU FFN of a device's part of the width, five launches: res1 -> down, part of a sum."""
-    x = ("res1", _activation(rows, shape.emb_dim), Role.INPUT)
-    arguments = bf16_table(x, *_ffn_arguments(shape, rows, Role.OUTPUT))
-    return ProgramPlan(name or kind, arguments, _ffn_steps(shape, rows), _grid(rows), kind, rows)
-
-
-def _output_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Rows:
+def output_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Rows:
     """Arguments of the output projection. made: the role of its result."""
     return (
         ("attn_out", _activation(rows, shape.q_dim), Role.INPUT),
@@ -367,11 +354,11 @@ def _output_arguments(shape: ModelShape, rows: int | None, result_role: Role) ->
     )
 
 
-def _output_projection(shape: ModelShape, rows: int | None) -> LaunchPlan:
+def output_projection(shape: ModelShape, rows: int | None) -> LaunchPlan:
     return projection("o", rows, shape.q_dim, shape.emb_dim, "attn_out", "wo", "proj")
 
 
-def _ffn_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Rows:
+def ffn_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Rows:
     """Arguments of the FFN with its norm, without its inputs. made: the role of its result."""
     emb, hidden = shape.emb_dim, shape.hidden_dim
     return (
@@ -386,7 +373,7 @@ def _ffn_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Ro
     )
 
 
-def _ffn_steps(shape: ModelShape, rows: int | None) -> tuple[LaunchPlan, ...]:
+def ffn_steps(shape: ModelShape, rows: int | None) -> tuple[LaunchPlan, ...]:
     emb, hidden = shape.emb_dim, shape.hidden_dim
     gated = {"gate": "gate", "up": "up", "out": "swiglu"}
     x = "normed" if shape.norm_before else "res1"

@@ -12,11 +12,12 @@
     delta_gate_ar{n}          delta_out, delta_z -> attn_out
     attn_gate_ar{n}           attended, attn_gate -> attn_out           where attention has a gate
     o_ar{n}, ffn_ar{n}        attn_out -> proj, res1 -> down            o_ffn on one of several devices
+    attn_add_ar{n}, ffn_add_ar{n}                                       after each of them, where it has norms
 
 The two of a convolution stand in the place of the first two in layers without attention: between them the
-host keeps the rows of `gated`, and gathers those that each row reads. The last two stand in the place of
-`o_ffn_ar{n}` where a model is shared out: each device makes its part of a sum, and the host adds them up.
-Their shape, and that of the others then, is of the heads and the part of the FFN's width that the device has.
+host keeps the rows of `gated`, and gathers those that each row reads. The last ones stand in the place of
+`o_ffn_ar{n}` where a model is shared out (parallel_programs.py). Their shape, and that of the others then, is
+of the heads and the part of the FFN's width that the device has.
 
 Between the first and the second the host writes k_roped and v into the cache, at the positions of their rows.
 Only attention knows of the context, so the other programs of n rows are shared by all contexts; and weights
@@ -39,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, i32
-from aerie.multi_launch_builder import delta_programs, programs
+from aerie.multi_launch_builder import delta_programs, parallel_programs, programs
 from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 
@@ -159,8 +160,16 @@ PLANS: dict[str, Callable[[ModelShape, int, int], ProgramPlan]] = {
     "attn_gate": lambda shape, rows, _: delta_programs.plan_attention_gate(
         "attn_gate", shape, rows, program_name("attn_gate", rows)
     ),
-    "o": lambda shape, rows, _: programs.plan_attention_output("o", shape, rows, program_name("o", rows)),
-    "ffn": lambda shape, rows, _: programs.plan_ffn("ffn", shape, rows, program_name("ffn", rows)),
+    "o": lambda shape, rows, _: parallel_programs.plan_attention_output(
+        "o", shape, rows, program_name("o", rows)
+    ),
+    "attn_add": lambda shape, rows, _: parallel_programs.plan_add(
+        "attn_add", "attn", shape, rows, program_name("attn_add", rows)
+    ),
+    "ffn": lambda shape, rows, _: parallel_programs.plan_ffn("ffn", shape, rows, program_name("ffn", rows)),
+    "ffn_add": lambda shape, rows, _: parallel_programs.plan_add(
+        "ffn_add", "ffn", shape, rows, program_name("ffn_add", rows)
+    ),
     "lm_head": lambda shape, rows, _: programs.plan_lm_head(
         "lm_head", shape, rows, program_name("lm_head", rows)
     ),
@@ -203,6 +212,8 @@ LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o_ffn")
 """The kinds that take rows through a layer."""
 PARALLEL_LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o", "ffn")
 """The same on one of several devices: after each of the last two, the results of all devices are summed."""
+PARALLEL_NORM_LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o", "attn_add", "ffn", "ffn_add")
+"""The same in a model with norms after attention and the FFN, which take the sums."""
 CONV_LAYER_KINDS = ("rms_gemms_gate", "short_conv", "o_ffn")
 """The kinds that take rows through a layer with a short convolution."""
 
@@ -213,8 +224,10 @@ GATED_LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "attn_gate", "o_ffn")
 """The kinds that take rows through a layer whose attention has a gate."""
 
 
-def attention_layer_kinds(shape: ModelShape) -> tuple[str, ...]:
-    """The kinds that take rows through a layer with attention."""
+def attention_layer_kinds(shape: ModelShape, is_shared: bool = False) -> tuple[str, ...]:
+    """The kinds that take rows through a layer with attention. is_shared: on one of several devices."""
+    if is_shared:
+        return PARALLEL_NORM_LAYER_KINDS if shape.norm_after else PARALLEL_LAYER_KINDS
     return GATED_LAYER_KINDS if shape.attention_gate else LAYER_KINDS
 
 

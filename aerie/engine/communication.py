@@ -74,16 +74,16 @@ class SingleRank:
 
 
 def all_reduce_sum(
-    group: Communicator, residual: BF16Array, partial: BF16Array, out: BF16Array, scale: float = 1.0
+    group: Communicator, residual: BF16Array | None, partial: BF16Array, out: BF16Array, scale: float = 1.0
 ) -> None:
     """out = residual, counted once, + every rank's partial sum times `scale`; all (rows, width) bf16. `out`
-    is an array of its own.
+    is an array of its own. residual: None for the sum of the parts alone.
 
     The sum is computed in float32 in the order of ranks, and rounded once.
     """
 
     def add(partials: Sequence[Array]) -> None:
-        total = widen(residual)
+        total = np.zeros(out.shape, np.float32) if residual is None else widen(residual)
         for each in partials:
             total = total + (widen(each) if scale == 1 else widen(each) * np.float32(scale))
         out[...] = total.astype(bf16)

@@ -53,7 +53,7 @@ def prefill_call_count(model: LoadedModel, tokens: int, past: int = 0) -> int:
     """Number of programs that `prefill` runs for the row of the last token. Earlier calls compute only keys
     and values in the last layer."""
     calls, layers = len(model.plan(tokens, past)), model.config.num_hidden_layers
-    programs_per_layer = len(model.variant_set.layer_kinds)
+    programs_per_layer = len(model.variant_set.attention_kinds)
     return calls * layers * programs_per_layer - (calls - 1) * (programs_per_layer - 1)
 
 

@@ -22,7 +22,7 @@ from aerie.engine.page_pool import PagePool
 from aerie.engine.planner import VariantCall
 from aerie.engine.programs import CACHE, buffer_set, outputs_with_raw_keys
 from aerie.engine.state_layers import CONV_ROWS, state_calls
-from aerie.kernel_builder.arguments import pack_bits
+from aerie.kernel_builder.arguments import Role, pack_bits
 from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork, Recording
 
@@ -154,7 +154,7 @@ class LayerCalls:
         programs = [self._model.program(name, layer) for name in self._names[layer][1:]]
         attended, after = self._mix(layer, programs, projected)
         if len(after) > 1:
-            return self._attend_in_parts(layer, x, attended, *after)
+            return self._attend_in_parts(layer, x, attended, after)
         on_device, key = () if layer == self._last else ("x_next",), buffer_set(after[0], layer)
         return self._calls.run(after[0], bo_key=key, on_device=on_device, x=x, attn_out=attended)["x_next"]
 
@@ -188,18 +188,31 @@ class LayerCalls:
         return self._calls.run(attention, bo_key=key, on_device=on_device, **inputs)["attn_out"]
 
     def _attend_in_parts(
-        self, layer: int, x: BF16Array, attended: BF16Array, output: Program, ffn: Program
+        self, layer: int, x: BF16Array, attended: BF16Array, after: Sequence[Program]
     ) -> BF16Array:
         """Compute output projection and FFN on one of several devices. The parts of all devices are summed
-        after each of the two programs."""
-        outputs = self._calls.run(output, bo_key=buffer_set(output, layer), on_device=(), attn_out=attended)
-        res1 = self._sum(x, outputs["proj"])
-        outputs = self._calls.run(ffn, bo_key=buffer_set(ffn, layer), on_device=(), res1=res1)
-        return self._sum(res1, outputs["down"])
+        after each of the two programs; where the sum goes through a norm, a program of its own follows."""
+        half = len(after) // 2
+        res1 = self._sum_of_parts(layer, after[:half], x, attn_out=attended)
+        return self._sum_of_parts(layer, after[half:], res1, res1=res1)
 
-    def _sum(self, residual: BF16Array, partial_sum: BF16Array) -> BF16Array:
-        out = np.empty_like(residual)
-        scale = self._model.config.multipliers.residual
+    def _sum_of_parts(
+        self, layer: int, programs: Sequence[Program], residual: BF16Array, **inputs: BF16Array
+    ) -> BF16Array:
+        """The residual and the sum of what the first program gives on each device. A second program, if there
+        is one, makes a norm of the sum and adds it to the residual."""
+        part, *add = programs
+        (partial_sum,) = self._calls.run(part, bo_key=buffer_set(part, layer), on_device=(), **inputs).values()
+        if not add:
+            return self._sum(residual, partial_sum)
+        residual_name, sum_name = (each.name for each in add[0].arguments if each.role is Role.INPUT)
+        total = {residual_name: residual, sum_name: self._sum(None, partial_sum)}
+        (out,) = self._calls.run(add[0], bo_key=buffer_set(add[0], layer), on_device=(), **total).values()
+        return out
+
+    def _sum(self, residual: BF16Array | None, partial_sum: BF16Array) -> BF16Array:
+        out = np.empty_like(partial_sum)
+        scale = 1.0 if residual is None else self._model.config.multipliers.residual
         work = partial(all_reduce_sum, self._model.group, residual, partial_sum, out, scale)
         self._calls.host("sum over devices", HostWork(work))
         return out

@@ -163,7 +163,8 @@ class RuntimeOptions:
             )
         own, share = self.part_config(config), self.backend.padding_share
         blocks = variant_set_for(own, self.variants, self.decode, share)
-        return replace(blocks, devices=self.world_size)
+        kinds = attention_layer_kinds(own.shape, is_shared=True)
+        return replace(blocks, devices=self.world_size, attention_kinds=kinds)
 
 
 def variant_set_for(
@@ -381,7 +382,7 @@ def first_program_names(variant_set: VariantSet, prompt_tokens: int) -> list[str
 def all_program_names(config: ModelConfig, variant_set: VariantSet) -> list[str]:
     """The programs of all variants, and those of decode. config: of a device's part."""
     variants = {*variant_set.variants, *variant_set.window_variants}
-    plans = plan_variant_programs(config.shape, variants, variant_set.layer_kinds).values()
+    plans = plan_variant_programs(config.shape, variants, variant_set.attention_kinds).values()
     return [*variant_set.decode_programs, *(each.name for each in plans if each.kind not in HEADS)]
 
 

@@ -3,7 +3,7 @@
 A device, or rank, has every layer's projections of its query heads and of the key/value heads that these
 attend to, the columns of the output projection that read its heads, and its part of gate, up and down. The
 two products that read parts, after attention and after the FFN, give partial sums, which all ranks add
-(`communication.all_reduce_sum`); the residual counts once. Embeddings and norms are complete on every rank;
+(`communication.all_reduce_sum`); the residual counts once, and a norm after them takes the whole sum. Embeddings and norms are complete on every rank;
 only rank 0 has the LM head. So a part is a model as well: of the same hidden size, with fewer heads.
 
 If there are more devices than key/value heads, each has one of them, and several have the same.
@@ -65,11 +65,8 @@ def _part_kinds(config: ModelConfig, ranks: int) -> WeightKinds:
 
 def _problem(config: ModelConfig, ranks: int) -> str:
     """Why this number of devices cannot share the model; "" if they can."""
-    if ranks > 1 and config.family.norm_after:
-        return (
-            "it has norms after attention and the FFN, whose sums over all devices the programs of a layer "
-            "do not have"
-        )
+    if ranks > 1 and config.family.qk_norm_spans_heads:
+        return "it has norms of queries and keys over all heads together, of which a device has a part"
     if ranks > 1 and config.layers_with_conv:
         other = "linear attention, whose heads" if config.delta else "short convolutions, whose columns"
         return f"it has {other} are not divided among devices"

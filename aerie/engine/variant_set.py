@@ -18,7 +18,6 @@ from aerie.multi_launch_builder.variants import (
     LAYER_KINDS,
     LM_HEAD_ROWS,
     ONE_ROW_KINDS,
-    PARALLEL_LAYER_KINDS,
     program_name,
 )
 
@@ -46,7 +45,7 @@ class FullPrefill(NamedTuple):
 
 LayerPrograms: TypeAlias = "tuple[str, ...]"
 """The programs of a layer, in order: before attention, attention, and after attention, where several devices
-have two (multi_launch_builder/variants.py, SHARED_LAYER)."""
+have more than one (multi_launch_builder/variants.py, PARALLEL_LAYER_KINDS)."""
 
 
 @dataclass(frozen=True)
@@ -122,18 +121,13 @@ class VariantSet:
     @property
     def _all_kinds(self) -> Sequence[str]:
         """The kinds of the programs of all layers, each once."""
-        return [*dict.fromkeys((*self.layer_kinds, *self.state_kinds))]
-
-    @property
-    def layer_kinds(self) -> LayerPrograms:
-        """The kinds of the programs of a layer with attention."""
-        return self.attention_kinds if self.devices == 1 else PARALLEL_LAYER_KINDS
+        return [*dict.fromkeys((*self.attention_kinds, *self.state_kinds))]
 
     def attention_programs(self, rows: int, context: int) -> LayerPrograms:
         """The programs of a layer with attention for this many rows, with a cache of `context` positions."""
         if self.seq_len:
             return "rms_gemms_rope", "flash_attn", "o_ffn"
-        return tuple(program_name(kind, rows, context) for kind in self.layer_kinds)
+        return tuple(program_name(kind, rows, context) for kind in self.attention_kinds)
 
     def call_programs(self, rows: int, contexts: Sequence[int]) -> Iterator[str]:
         """The programs of a call, of all layers, each once. contexts: of the caches of the windows."""

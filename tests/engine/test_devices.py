@@ -105,7 +105,7 @@ def demo() -> Iterator[Family]:
     family.close()
 
 
-@pytest.fixture(scope="module", params=["demo", "qwen3", "granite"])
+@pytest.fixture(scope="module", params=["demo", "qwen3", "granite", "gemma3_text"])
 def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     if request.param == "demo":
         yield request.getfixturevalue("demo")
@@ -262,8 +262,8 @@ def test_a_transposed_matrix_is_cut_as_another(demo: Family) -> None:
         (
             in_family(CONFIG, FAMILIES["olmo2"]),
             2,
-            "it has norms after attention and the FFN, whose sums over all devices the programs of a layer "
-            "do not have; what works: 1",
+            "it has norms of queries and keys over all heads together, of which a device has a part; "
+            "what works: 1",
         ),
         (replace(CONFIG, intermediate_size=449), 2, "an FFN width of 449 does not divide by 2"),
     ],
