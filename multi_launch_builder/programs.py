@@ -120,14 +120,14 @@ def plan_before_attention(
     emb = shape.emb_dim
     lut, lut_role = rope
     projections = (
-        _Projection("q", shape, rows, shape.n_heads),
-        _Projection("k", shape, rows, shape.n_kv_heads),
-        _Projection("v", shape, rows, shape.n_kv_heads),
+        Projection("q", shape, rows, shape.n_heads),
+        Projection("k", shape, rows, shape.n_kv_heads),
+        Projection("v", shape, rows, shape.n_kv_heads),
     )
     rotated = projections[:2]
     arguments = bf16_table(
         ("x", _activation(rows, emb), Role.INPUT),
-        *_before_arguments(shape, rows, "attn"),
+        *before_arguments(shape, rows, "attn"),
         *(row for each in projections for row in each.arguments),
         *_gate_arguments(shape, rows),
         (lut, _activation(rows, shape.rope_width), lut_role),
@@ -159,7 +159,7 @@ def _gate_steps(shape: ModelShape, rows: int | None) -> tuple[LaunchPlan, ...]:
 
 
 @dataclass(frozen=True)
-class _Projection:
+class Projection:
     """The launches of queries, keys or values (`of`: q, k, v) after the normed rows.
 
     q_product -> q -> q_normed -> q_roped: the first only with a bias, the third only with QK-norm.
@@ -193,17 +193,27 @@ class _Projection:
         return f"{self.of}_product" if self.shape.qkv_bias else self.of
 
     @property
-    def arguments(self) -> list[tuple[str, tuple[int, ...], Role]]:
-        of, scratch = self.of, Role.INTERMEDIATE
-        table: list[tuple[str, tuple[int, ...], Role]]
-        table = [(f"w{of}", (self.width, self.shape.emb_dim), Role.WEIGHT)]
-        if self.shape.qkv_bias:
-            table += [(self.product_output, self.activation, scratch), (f"b{of}", (self.width,), Role.WEIGHT)]
-        table.append((of, self.activation, Role.OUTPUT if of == "v" else scratch))
-        if self.has_norm:
-            weight = (f"{of}_norm", (self.norm_width,), Role.WEIGHT)
-            table += [weight, (f"{of}_normed", self.activation, scratch)]
-        return table
+    def arguments(self) -> Rows:
+        """Those of the product, the bias and the norm."""
+        result = Role.OUTPUT if self.of == "v" else Role.INTERMEDIATE
+        return (*self.product_arguments(result), *self.norm_arguments)
+
+    def product_arguments(self, result_role: Role) -> Rows:
+        """Arguments of the product and the bias. result_role: the role of what they make."""
+        of, weight = self.of, (f"w{self.of}", (self.width, self.shape.emb_dim), Role.WEIGHT)
+        result = (of, self.activation, result_role)
+        if not self.shape.qkv_bias:
+            return weight, result
+        product = (self.product_output, self.activation, Role.INTERMEDIATE)
+        return weight, product, (f"b{of}", (self.width,), Role.WEIGHT), result
+
+    @property
+    def norm_arguments(self) -> Rows:
+        """Arguments of the norm, if there is one."""
+        if not self.has_norm:
+            return ()
+        weight = (f"{self.of}_norm", (self.norm_width,), Role.WEIGHT)
+        return weight, (f"{self.of}_normed", self.activation, Role.INTERMEDIATE)
 
     @property
     def product(self) -> LaunchPlan:
@@ -259,7 +269,7 @@ def plan_after_attention(kind: str, shape: ModelShape, rows: int | None, name: s
     return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
 
 
-def _before_arguments(shape: ModelShape, rows: int | None, of: str) -> Rows:
+def before_arguments(shape: ModelShape, rows: int | None, of: str) -> Rows:
     """Arguments of the RMSNorm before attention (of: "attn") or the FFN ("ffn"), if there is one."""
     if not shape.norm_before:
         return ()
@@ -296,7 +306,7 @@ def plan_before_conv(kind: str, shape: ModelShape, rows: int | None, name: str =
     activation = _activation(rows, emb)
     arguments = bf16_table(
         ("x", activation, Role.INPUT),
-        *_before_arguments(shape, rows, "attn"),
+        *before_arguments(shape, rows, "attn"),
         *((f"w_{of}", (emb, emb), Role.WEIGHT) for of in CONV_PROJECTIONS),
         ("conv_b", activation, Role.INTERMEDIATE),
         ("conv_x", activation, Role.INTERMEDIATE),
@@ -362,7 +372,7 @@ def ffn_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Row
     """Arguments of the FFN with its norm, without its inputs. made: the role of its result."""
     emb, hidden = shape.emb_dim, shape.hidden_dim
     return (
-        *_before_arguments(shape, rows, "ffn"),
+        *before_arguments(shape, rows, "ffn"),
         ("w_gate", (hidden, emb), Role.WEIGHT),
         ("gate", _activation(rows, hidden), Role.INTERMEDIATE),
         ("w_up", (hidden, emb), Role.WEIGHT),

@@ -111,9 +111,10 @@ def check_shape(shape: ModelShape, device: DeviceModel = NPU2) -> None:
 
 def _check_norm_of_heads(shape: ModelShape, device: DeviceModel) -> None:
     max_columns = _floor(rms_norm.max_row_length(device), shape.head_dim)
-    if shape.q_dim > max_columns:
+    width = (shape.all_heads or shape.n_heads) * shape.head_dim
+    if width > max_columns:
         raise UnsupportedShapeError(
-            f"n_heads * head_dim={shape.q_dim} is more than {max_columns} (the norm of all query heads "
+            f"n_heads * head_dim={width} is more than {max_columns} (the norm of all query heads "
             "holds a row three times in L1)",
             f"the nearest legal value is {max_columns}",
         )

@@ -55,7 +55,8 @@ class ModelShape:
     (LFM2); 0 means that no layer has one. delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim:
     heads of linear attention and their elements, which some layers have in place of attention, behind a
     convolution of `conv_taps` rows (Qwen3.5); 0 means that no layer has it. attention_gate: what attention
-    gives is multiplied with the sigmoid of a projection of its own.
+    gives is multiplied with the sigmoid of a projection of its own. all_heads, all_kv_heads: H and KV of the
+    whole model, where a device has a part of the heads and its norms take all; 0: as n_heads, n_kv_heads.
     """
 
     emb_dim: int
@@ -82,6 +83,8 @@ class ModelShape:
     delta_key_dim: int = 0
     delta_value_dim: int = 0
     attention_gate: bool = False
+    all_heads: int = 0
+    all_kv_heads: int = 0
 
     @property
     def norm_parameters(self) -> dict[str, float]:

@@ -13,6 +13,7 @@
     attn_gate_ar{n}           attended, attn_gate -> attn_out           where attention has a gate
     o_ar{n}, ffn_ar{n}        attn_out -> proj, res1 -> down            o_ffn on one of several devices
     attn_add_ar{n}, ffn_add_ar{n}                                       after each of them, where it has norms
+    rms_gemms_ar{n}, norm_rope_ar{n}                                    the first, where norms take all heads
 
 The two of a convolution stand in the place of the first two in layers without attention: between them the
 host keeps the rows of `gated`, and gathers those that each row reads. The last ones stand in the place of
@@ -135,6 +136,12 @@ PLANS: dict[str, Callable[[ModelShape, int, int], ProgramPlan]] = {
     "rms_gemms_rope": lambda shape, rows, _: programs.plan_before_attention(
         "rms_gemms_rope", shape, rows, ROPE_ROWS, program_name("rms_gemms_rope", rows)
     ),
+    "rms_gemms": lambda shape, rows, _: parallel_programs.plan_projections(
+        "rms_gemms", shape, rows, program_name("rms_gemms", rows)
+    ),
+    "norm_rope": lambda shape, rows, _: parallel_programs.plan_norm_rope(
+        "norm_rope", shape, rows, ROPE_ROWS[0], program_name("norm_rope", rows)
+    ),
     "cached_attn": _cached_attention,
     "o_ffn": lambda shape, rows, _: programs.plan_after_attention(
         "o_ffn", shape, rows, program_name("o_ffn", rows)
@@ -210,10 +217,6 @@ def plan_by_name(shape: ModelShape, name: str) -> ProgramPlan | None:
 
 LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o_ffn")
 """The kinds that take rows through a layer."""
-PARALLEL_LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o", "ffn")
-"""The same on one of several devices: after each of the last two, the results of all devices are summed."""
-PARALLEL_NORM_LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o", "attn_add", "ffn", "ffn_add")
-"""The same in a model with norms after attention and the FFN, which take the sums."""
 CONV_LAYER_KINDS = ("rms_gemms_gate", "short_conv", "o_ffn")
 """The kinds that take rows through a layer with a short convolution."""
 
@@ -227,8 +230,15 @@ GATED_LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "attn_gate", "o_ffn")
 def attention_layer_kinds(shape: ModelShape, is_shared: bool = False) -> tuple[str, ...]:
     """The kinds that take rows through a layer with attention. is_shared: on one of several devices."""
     if is_shared:
-        return PARALLEL_NORM_LAYER_KINDS if shape.norm_after else PARALLEL_LAYER_KINDS
+        return _parallel_layer_kinds(shape)
     return GATED_LAYER_KINDS if shape.attention_gate else LAYER_KINDS
+
+
+def _parallel_layer_kinds(shape: ModelShape) -> tuple[str, ...]:
+    """The same on one of several devices (parallel_programs.py)."""
+    before = ("rms_gemms", "norm_rope") if shape.qk_norm_spans_heads else ("rms_gemms_rope",)
+    after = ("o", "attn_add", "ffn", "ffn_add") if shape.norm_after else ("o", "ffn")
+    return (*before, "cached_attn", *after)
 
 
 def state_layer_kinds(shape: ModelShape) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 MATRICES: Mapping[str, Sequence[str]] = {
     "rms_gemms_rope": ("wq", "wk", "wv", "wg"),
     "rms_gemv_rope": ("wq", "wk", "wv"),
+    "rms_gemms": ("wq", "wk", "wv"),
     "rms_gemms_gate": ("w_conv_b", "w_conv_c", "w_conv_x"),
     "rms_gemv_gate": ("w_conv_b", "w_conv_c", "w_conv_x"),
     "rms_gemms_delta": ("w_qkv", "w_z", "w_ab"),

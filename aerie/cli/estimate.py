@@ -151,7 +151,9 @@ def _layers(config: ModelConfig, variant_set: VariantSet, call: VariantCall, is_
         is_conv = layer in config.layers_with_conv
         names = variant_set.layer_programs(call.variant, contexts[window], is_conv)
         if tail and layer == config.num_hidden_layers - 1:
-            names = (names[0], *variant_set.layer_programs(tail.variant, contexts[window], is_conv)[1:])
+            before = variant_set.programs_before_attention
+            last = variant_set.layer_programs(tail.variant, contexts[window], is_conv)
+            names = (*names[:before], *last[before:])
         pages = -(-call.n_process // MAX_RUN)
         for name in names:  # of which the delta rule is called for each page
             times = pages if name.startswith("delta_rule") else 1

@@ -91,6 +91,17 @@ def all_reduce_sum(
     group.all_gather(partial, add)
 
 
+def all_gather_columns(group: Communicator, part: Array, firsts: Sequence[int], out: Array) -> None:
+    """out = the columns that every rank has, (rows, width). firsts: the first column of each rank's part in
+    `out`; ranks that have the same columns have the same numbers in them."""
+
+    def place(parts: Sequence[Array]) -> None:
+        for first, each in zip(firsts, parts, strict=True):
+            out[:, first : first + each.shape[1]] = each
+
+    group.all_gather(part, place)
+
+
 def broadcast_from_first(group: Communicator, array: Array) -> Array:
     """Rank 0's array. The arrays of the others give its shape and dtype only."""
     return group.all_gather(array, lambda arrays: arrays[0].copy())

@@ -101,6 +101,7 @@ class ModelConfig:
     draft_mask_id: int | None = None
     weight_kinds: WeightKinds = field(default_factory=WeightKinds)
     max_positions: int | None = None
+    all_heads: tuple[int, int] = (0, 0)
     roles: TextRoles = field(default_factory=TextRoles, repr=False)  # keys and values are the same without
     layers_with_conv: frozenset[int] = frozenset()
     conv_taps: int = 0
@@ -216,6 +217,8 @@ class ModelConfig:
             norm_weight_offset=self.family.norm_weight_offset,
             conv_taps=self.conv_taps if self.layers_with_conv else 0,
             attention_gate=self.family.attention_gate,
+            all_heads=self.all_heads[0],
+            all_kv_heads=self.all_heads[1],
             **self._delta_sizes,
         )
 

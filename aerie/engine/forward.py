@@ -54,7 +54,8 @@ def prefill_call_count(model: LoadedModel, tokens: int, past: int = 0) -> int:
     and values in the last layer."""
     calls, layers = len(model.plan(tokens, past)), model.config.num_hidden_layers
     programs_per_layer = len(model.variant_set.attention_kinds)
-    return calls * layers * programs_per_layer - (calls - 1) * (programs_per_layer - 1)
+    after = programs_per_layer - model.variant_set.programs_before_attention
+    return calls * layers * programs_per_layer - (calls - 1) * after
 
 
 def prefill(

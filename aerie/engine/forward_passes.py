@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from aerie.engine.attention import CacheAttention, NewKVRows
 from aerie.engine.call_costs import CallCosts
-from aerie.engine.communication import all_reduce_sum
+from aerie.engine.communication import all_gather_columns, all_reduce_sum
 from aerie.engine.kv_cache import KeysAndValues
 from aerie.engine.layer_states import StatePlan, StateRows
 from aerie.engine.model import LoadedModel
@@ -88,6 +88,7 @@ class LayerCalls:
         self._with_keys_before_rope, self._width = with_keys_before_rope, call.variant
         self._last, self._masks = model.config.num_hidden_layers - 1, model.config.masks
         layers = range(self._last + 1)
+        self._before = model.variant_set.programs_before_attention
         self._names = [model.layer_programs(call.variant, kv_layout.contexts, layer) for layer in layers]
         self._inputs: dict[tuple[str, int], NDArray[Any]] = {}
         self._states = state_calls(model, call.variant, states, calls)
@@ -130,15 +131,18 @@ class LayerCalls:
         if self._states and layer in self._model.config.layers_with_conv:
             programs = [self._model.program(name, layer) for name in self._names[layer]]
             return self._states.project(programs, layer, x, on_device)
-        program = self._model.program(self._names[layer][0], layer)
-        key, inputs = buffer_set(program, layer), self._inputs_of(program, layer)
+        programs = [self._model.program(name, layer) for name in self._names[layer][: self._before]]
         keys_before_rope, outputs = (
-            outputs_with_raw_keys(program) if self._with_keys_before_rope else ("", None)
+            outputs_with_raw_keys(programs[-1]) if self._with_keys_before_rope else ("", None)
         )
-        stays = {*on_device} & {*program.arguments.names}
-        outputs_by_name = self._calls.run(
-            program, bo_key=key, outputs=outputs, on_device=stays, x=x, **inputs
-        )
+        if len(programs) > 1:
+            outputs_by_name = self._project_in_parts(layer, programs, x, outputs)
+        else:
+            stays, key = {*on_device} & {*programs[0].arguments.names}, buffer_set(programs[0], layer)
+            inputs = self._inputs_of(programs[0], layer)
+            outputs_by_name = self._calls.run(
+                programs[0], bo_key=key, outputs=outputs, on_device=stays, x=x, **inputs
+            )
         new_rows = [
             outputs_by_name["k_roped"],
             outputs_by_name["v"],
@@ -148,10 +152,41 @@ class LayerCalls:
             self._calls.host("KV cache write", work)
         return outputs_by_name
 
+    def _project_in_parts(
+        self, layer: int, programs: Sequence[Program], x: BF16Array, outputs: Collection[str] | None
+    ) -> Arrays:
+        """Compute queries, keys and values on one of several devices, where norms of queries and keys take
+        the heads of all of them. outputs: of the second program, all or as its roles say."""
+        products, norms = programs
+        parts = self._calls.run(products, bo_key=buffer_set(products, layer), on_device=(), x=x)
+        heads = zip(("q", "k"), self._model.config.all_heads, strict=True)
+        whole = {f"{of}_all": self._gather(parts[of], count) for of, count in heads}
+        key, inputs = buffer_set(norms, layer), self._inputs_of(norms, layer)
+        made = self._calls.run(norms, bo_key=key, outputs=outputs, on_device=(), **whole, **inputs)
+        widths = {name: parts[name[0]].shape[1] for name in made}
+        own = {name: self._own_columns(each, widths[name]) for name, each in made.items()}
+        return {name.replace("_all", ""): each for name, each in own.items()} | {"v": parts["v"]}
+
+    def _gather(self, part: BF16Array, heads: int) -> BF16Array:
+        """The columns of `heads` heads, of which every device gives its part."""
+        group, head_dim = self._model.group, self._model.config.head_dim
+        out = np.empty((len(part), heads * head_dim), bf16)
+        firsts = [rank * heads // group.world_size * head_dim for rank in range(group.world_size)]
+        self._calls.host("gather", HostWork(partial(all_gather_columns, group, part, firsts, out)))
+        return out
+
+    def _own_columns(self, whole: BF16Array, width: int) -> BF16Array:
+        """This device's columns of what all devices have."""
+        group, head_dim = self._model.group, self._model.config.head_dim
+        first = group.rank * (whole.shape[1] // head_dim) // group.world_size * head_dim
+        out = np.empty((len(whole), width), whole.dtype)
+        self._calls.host("gather", HostWork(partial(np.copyto, out, whole[:, first : first + width])))
+        return out
+
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
         """Compute attention, or what a layer has in its place, output projection and FFN of a layer. x: the
         layer's input. projected: the result of `project`."""
-        programs = [self._model.program(name, layer) for name in self._names[layer][1:]]
+        programs = [self._model.program(name, layer) for name in self._names[layer][self._before :]]
         attended, after = self._mix(layer, programs, projected)
         if len(after) > 1:
             return self._attend_in_parts(layer, x, attended, after)

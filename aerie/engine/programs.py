@@ -26,7 +26,15 @@ CONV_PROGRAMS = ("rms_gemms_gate", "short_conv", "rms_gemv_gate", "short_conv_ro
 """Kinds of the programs of layers with a short convolution, which those with attention have not."""
 DELTA_PROGRAMS = ("rms_gemms_delta", "delta_conv", "delta_rule", "delta_gate")
 """The same of layers with linear attention."""
-ATTENTION_PROGRAMS = ("rms_gemms_rope", "rms_gemv_rope", "flash_attn", "cached_attn", "attn_gate")
+ATTENTION_PROGRAMS = (
+    "rms_gemms_rope",
+    "rms_gemv_rope",
+    "rms_gemms",
+    "norm_rope",
+    "flash_attn",
+    "cached_attn",
+    "attn_gate",
+)
 """Kinds of the programs of layers with attention, which others have not."""
 WITHOUT_WEIGHTS = frozenset({"flash_attn", "cached_attn", "delta_rule", "attn_gate"})
 HEADS = frozenset({"lm_head_gemv", "lm_head"})

@@ -3,8 +3,10 @@
 A device, or rank, has every layer's projections of its query heads and of the key/value heads that these
 attend to, the columns of the output projection that read its heads, and its part of gate, up and down. The
 two products that read parts, after attention and after the FFN, give partial sums, which all ranks add
-(`communication.all_reduce_sum`); the residual counts once, and a norm after them takes the whole sum. Embeddings and norms are complete on every rank;
-only rank 0 has the LM head. So a part is a model as well: of the same hidden size, with fewer heads.
+(`communication.all_reduce_sum`); the residual counts once, and a norm after them takes the whole sum. Norms of
+all heads together take the queries and keys of all ranks (`communication.all_gather_columns`). Embeddings and
+norms are complete on every rank; only rank 0 has the LM head. So a part is a model as well: of the same hidden
+size, with fewer heads.
 
 If there are more devices than key/value heads, each has one of them, and several have the same.
 """
@@ -44,12 +46,14 @@ def part_config(config: ModelConfig, ranks: int) -> ModelConfig:
 
 
 def _cut(config: ModelConfig, ranks: int) -> ModelConfig:
+    heads = config.num_attention_heads, config.num_key_value_heads
     return replace(
         config,
         num_attention_heads=config.num_attention_heads // ranks,
         num_key_value_heads=max(1, config.num_key_value_heads // ranks),
         intermediate_size=config.intermediate_size // ranks,
         weight_kinds=_part_kinds(config, ranks),
+        all_heads=heads if config.family.qk_norm_spans_heads else (0, 0),
     )
 
 
@@ -65,8 +69,6 @@ def _part_kinds(config: ModelConfig, ranks: int) -> WeightKinds:
 
 def _problem(config: ModelConfig, ranks: int) -> str:
     """Why this number of devices cannot share the model; "" if they can."""
-    if ranks > 1 and config.family.qk_norm_spans_heads:
-        return "it has norms of queries and keys over all heads together, of which a device has a part"
     if ranks > 1 and config.layers_with_conv:
         other = "linear attention, whose heads" if config.delta else "short convolutions, whose columns"
         return f"it has {other} are not divided among devices"

@@ -129,6 +129,12 @@ class VariantSet:
             return "rms_gemms_rope", "flash_attn", "o_ffn"
         return tuple(program_name(kind, rows, context) for kind in self.attention_kinds)
 
+    @property
+    def programs_before_attention(self) -> int:
+        """How many programs a layer has before attention, or before what it has in its place: their results
+        are needed for every row, as later rows attend to them."""
+        return 1 if self.seq_len else self.attention_kinds.index("cached_attn")
+
     def call_programs(self, rows: int, contexts: Sequence[int]) -> Iterator[str]:
         """The programs of a call, of all layers, each once. contexts: of the caches of the windows."""
         layers = [self.attention_programs(rows, context) for context in contexts]
@@ -185,7 +191,7 @@ class VariantSet:
         """The programs of the end of the last layer, for this many rows. contexts: as for call_programs."""
         context = contexts[self.masks.of_layer[-1]]
         for is_conv in (False, True)[: 1 + bool(self.state_kinds)]:
-            yield from self.layer_programs(rows, context, is_conv)[1:]
+            yield from self.layer_programs(rows, context, is_conv)[self.programs_before_attention :]
 
     def programs_for_next_turn(self, length: int) -> Iterator[str]:
         """The programs for a message of TURN_TOKENS after a conversation of `length` positions, in its

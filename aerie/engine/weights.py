@@ -65,6 +65,7 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
     query = config.num_attention_heads * config.head_dim
     mixed = hidden if layer in config.layers_with_conv else query
     key_value = config.num_key_value_heads * config.head_dim
+    spans_heads = config.family.qk_norm_spans_heads
     shapes: Shapes = {
         "attn_norm": (hidden,),
         "wq": (query, hidden),
@@ -74,8 +75,8 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
         "bk": (key_value,),
         "wv": (key_value, hidden),
         "bv": (key_value,),
-        "q_norm": (query if config.family.qk_norm_spans_heads else config.head_dim,),
-        "k_norm": (key_value if config.family.qk_norm_spans_heads else config.head_dim,),
+        "q_norm": ((config.all_heads[0] * config.head_dim or query) if spans_heads else config.head_dim,),
+        "k_norm": ((config.all_heads[1] * config.head_dim or key_value) if spans_heads else config.head_dim,),
         "wo": (hidden, mixed),
         "attn_post_norm": (hidden,),
         "ffn_norm": (hidden,),
