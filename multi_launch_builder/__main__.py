@@ -44,7 +44,7 @@ SHAPE_HELP = {
     "delta_key_dim": "elements of its key heads",
     "delta_value_dim": "elements of its value heads",
     "attention_gate": "what attention gives is multiplied with a gate, as in Qwen3.5",
-    "all_heads": "query heads that norms take together, where these are of one of several devices; 0: n_heads",
+    "all_heads": "query heads of all devices, where these are of one of several; 0: n_heads",
     "all_kv_heads": "the same of key and value heads; 0: n_kv_heads",
 }
 """What each field of a ModelShape is, for the help."""

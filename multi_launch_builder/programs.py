@@ -300,14 +300,14 @@ def plan_before_conv(kind: str, shape: ModelShape, rows: int | None, name: str =
     """RMSNorm, three projections, and the gate before a short convolution, five launches: x -> gated, conv_c.
 
     `gated` is what the convolution reads: the host keeps a row of it for each position. The third projection
-    is the gate behind the convolution.
+    is the gate behind the convolution. All three are as wide as queries are, as is what a device has of them.
     """
-    emb = shape.emb_dim
-    activation = _activation(rows, emb)
+    emb, width = shape.emb_dim, shape.q_dim
+    activation = _activation(rows, width)
     arguments = bf16_table(
-        ("x", activation, Role.INPUT),
+        ("x", _activation(rows, emb), Role.INPUT),
         *before_arguments(shape, rows, "attn"),
-        *((f"w_{of}", (emb, emb), Role.WEIGHT) for of in CONV_PROJECTIONS),
+        *((f"w_{of}", (width, emb), Role.WEIGHT) for of in CONV_PROJECTIONS),
         ("conv_b", activation, Role.INTERMEDIATE),
         ("conv_x", activation, Role.INTERMEDIATE),
         ("conv_c", activation, Role.OUTPUT),
@@ -315,7 +315,7 @@ def plan_before_conv(kind: str, shape: ModelShape, rows: int | None, name: str =
     )
     steps = (
         norm_of_residual("rms_norm", rows, shape, "x", "attn_norm"),
-        *(projection(of, rows, emb, emb, "normed", f"w_{of}", of) for of in CONV_PROJECTIONS),
+        *(projection(of, rows, emb, width, "normed", f"w_{of}", of) for of in CONV_PROJECTIONS),
         _gate("conv_gate", shape, rows, "conv_b", "conv_x", "gated"),
     )
     return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
@@ -331,16 +331,16 @@ def plan_conv(kind: str, shape: ModelShape, rows: int | None, name: str = "") ->
     conv_rows: each row of `gated` after the rows before it that the convolution reads, the oldest first. The
     result is named as that of attention, whose place it takes.
     """
-    activation = _activation(rows, shape.emb_dim)
+    activation = _activation(rows, shape.q_dim)
     lead = () if rows is None else (rows,)
     arguments = bf16_table(
-        ("conv_rows", (*lead, shape.conv_taps, shape.emb_dim), Role.INPUT),
-        ("w_conv", (shape.conv_taps, shape.emb_dim), Role.WEIGHT),
+        ("conv_rows", (*lead, shape.conv_taps, shape.q_dim), Role.INPUT),
+        ("w_conv", (shape.conv_taps, shape.q_dim), Role.WEIGHT),
         ("conv", activation, Role.INTERMEDIATE),
         ("conv_c", activation, Role.INPUT),
         ("attn_out", activation, Role.OUTPUT),
     )
-    sizes = {"rows": rows, "cols": shape.emb_dim, "taps": shape.conv_taps}
+    sizes = {"rows": rows, "cols": shape.q_dim, "taps": shape.conv_taps}
     wiring = {"rows": "conv_rows", "weight": "w_conv", "out": "conv"}
     steps = (
         LaunchPlan("conv", "short_conv", sizes, wiring),
@@ -351,7 +351,7 @@ def plan_conv(kind: str, shape: ModelShape, rows: int | None, name: str = "") ->
 
 def _gate(label: str, shape: ModelShape, rows: int | None, gate: str, x: str, out: str) -> LaunchPlan:
     """out = gate * x."""
-    parameters = {"rows": rows, "cols": shape.emb_dim, "activation": NO_ACTIVATION}
+    parameters = {"rows": rows, "cols": shape.q_dim, "activation": NO_ACTIVATION}
     return LaunchPlan(label, "swiglu", parameters, {"gate": gate, "up": x, "out": out})
 
 

@@ -137,17 +137,18 @@ def _check_conv(shape: ModelShape, device: DeviceModel) -> None:
             f"conv_taps={shape.conv_taps} is negative; a convolution reads its own row at least",
             "0 stands for a model without convolutions",
         )
-    if shape.q_dim != shape.emb_dim:
+    width = (shape.all_heads or shape.n_heads) * shape.head_dim
+    if width != shape.emb_dim:
         raise UnsupportedShapeError(
-            f"n_heads * head_dim={shape.q_dim} is not emb_dim={shape.emb_dim}, and layers with a short "
+            f"n_heads * head_dim={width} is not emb_dim={shape.emb_dim}, and layers with a short "
             "convolution share the output projection's program with those with attention",
             f"the nearest legal value is {shape.emb_dim}",
         )
-    share = short_conv.core_columns(shape.emb_dim, device)
+    share = short_conv.core_columns(shape.q_dim, device)
     max_columns = short_conv.max_core_columns(shape.conv_taps, device)
     if share > max_columns:
         raise UnsupportedShapeError(
-            f"emb_dim={shape.emb_dim} divides into shares of {share} for the cores of a convolution of "
+            f"emb_dim={shape.q_dim} divides into shares of {share} for the cores of a convolution of "
             f"{shape.conv_taps} taps, and a core holds {max_columns}",
             f"legal is what {device.columns} cores share, up to {max_columns * device.columns}",
         )

@@ -56,7 +56,8 @@ class ModelShape:
     heads of linear attention and their elements, which some layers have in place of attention, behind a
     convolution of `conv_taps` rows (Qwen3.5); 0 means that no layer has it. attention_gate: what attention
     gives is multiplied with the sigmoid of a projection of its own. all_heads, all_kv_heads: H and KV of the
-    whole model, where a device has a part of the heads and its norms take all; 0: as n_heads, n_kv_heads.
+    whole model, where a device has a part of the heads, and what it has depends on all; 0: as n_heads,
+    n_kv_heads.
     """
 
     emb_dim: int

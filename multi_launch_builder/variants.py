@@ -237,15 +237,22 @@ def attention_layer_kinds(shape: ModelShape, is_shared: bool = False) -> tuple[s
 def _parallel_layer_kinds(shape: ModelShape) -> tuple[str, ...]:
     """The same on one of several devices (parallel_programs.py)."""
     before = ("rms_gemms", "norm_rope") if shape.qk_norm_spans_heads else ("rms_gemms_rope",)
-    after = ("o", "attn_add", "ffn", "ffn_add") if shape.norm_after else ("o", "ffn")
-    return (*before, "cached_attn", *after)
+    return (*before, "cached_attn", *_parallel_kinds_after(shape))
 
 
-def state_layer_kinds(shape: ModelShape) -> tuple[str, ...]:
-    """The kinds that take rows through a layer without attention; none where a model has no such layers."""
+def _parallel_kinds_after(shape: ModelShape) -> tuple[str, ...]:
+    """Those after attention, or after what a layer has in its place."""
+    return ("o", "attn_add", "ffn", "ffn_add") if shape.norm_after else ("o", "ffn")
+
+
+def state_layer_kinds(shape: ModelShape, is_shared: bool = False) -> tuple[str, ...]:
+    """The kinds that take rows through a layer without attention; none where a model has no such layers.
+    is_shared: on one of several devices."""
     if shape.has_delta:
         return DELTA_LAYER_KINDS
-    return CONV_LAYER_KINDS if shape.conv_taps else ()
+    if not shape.conv_taps:
+        return ()
+    return ("rms_gemms_gate", "short_conv", *_parallel_kinds_after(shape)) if is_shared else CONV_LAYER_KINDS
 
 
 def plan_variant_programs(

@@ -182,7 +182,8 @@ class ModelConfig:
         if self.delta:
             return delta_states(tuple(sorted(self.layers_with_conv)), self.delta, self.conv_taps)
         reach = self.conv_taps - 1 if self.layers_with_conv else 0
-        return LayerStates(tuple(sorted(self.layers_with_conv)), self.hidden_size, reach)
+        width = self.num_attention_heads * self.head_dim
+        return LayerStates(tuple(sorted(self.layers_with_conv)), width, reach)
 
     def layer_tensors(self, layer: int) -> Mapping[str, str]:
         """The tensors of a layer: names in the checkpoint by the names of the programs' arguments."""
@@ -258,9 +259,14 @@ class ModelConfig:
 
     def with_repeated_layers(self, times: int) -> ModelConfig:
         """The config with each layer so many times, one after the other."""
-        count, windowed = self.num_hidden_layers * times, self.layers_with_window
-        repeated = frozenset(layer for layer in range(count) if layer // times in windowed)
-        return replace(self, num_hidden_layers=count, layers_with_window=repeated)
+        layers = range(self.num_hidden_layers * times)
+        windowed, conv = (
+            frozenset(layer for layer in layers if layer // times in these)
+            for these in (self.layers_with_window, self.layers_with_conv)
+        )
+        return replace(
+            self, num_hidden_layers=len(layers), layers_with_window=windowed, layers_with_conv=conv
+        )
 
     @property
     def layer_parameters(self) -> int:

@@ -132,8 +132,8 @@ class LoadedModel:
         return number * self.local_world_size + self.local_rank
 
     def state_index(self, layer: int) -> int:
-        """The index of a layer without attention among those."""
-        return self.config.states.layers.index(layer)
+        """The index of a layer without attention among those, of all parts of this process."""
+        return self.config.states.layers.index(layer) * self.local_world_size + self.local_rank
 
     def layer_programs(self, rows: int, contexts: Sequence[int], layer: int) -> LayerPrograms:
         """The names of the programs of a layer for this many rows, in order. contexts: of the caches of the

@@ -164,7 +164,8 @@ class RuntimeOptions:
         own, share = self.part_config(config), self.backend.padding_share
         blocks = variant_set_for(own, self.variants, self.decode, share)
         kinds = attention_layer_kinds(own.shape, is_shared=True)
-        return replace(blocks, devices=self.world_size, attention_kinds=kinds)
+        of_states = state_layer_kinds(own.shape, is_shared=True)
+        return replace(blocks, devices=self.world_size, attention_kinds=kinds, state_kinds=of_states)
 
 
 def variant_set_for(

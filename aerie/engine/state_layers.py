@@ -48,7 +48,7 @@ class ConvCalls:
 
     def __init__(self, model: LoadedModel, width: int, states: Sequence[BF16Array], calls: Any) -> None:
         self._model, self._states, self._calls = model, StateRows(states), calls
-        self._rows = np.zeros((width, model.config.conv_taps, model.config.hidden_size), bf16)
+        self._rows = np.zeros((width, model.config.conv_taps, model.config.states.width), bf16)
 
     def set_plan(self, plan: RowReads) -> None:
         """Set what the rows read."""

@@ -1,7 +1,8 @@
 """Tensor parallelism: a model split over devices, by heads and by the width of the FFN.
 
 A device, or rank, has every layer's projections of its query heads and of the key/value heads that these
-attend to, the columns of the output projection that read its heads, and its part of gate, up and down. The
+attend to, the columns of the output projection that read its heads, and its part of gate, up and down; of a
+short convolution it has as many columns as its heads are wide. The
 two products that read parts, after attention and after the FFN, give partial sums, which all ranks add
 (`communication.all_reduce_sum`); the residual counts once, and a norm after them takes the whole sum. Norms of
 all heads together take the queries and keys of all ranks (`communication.all_gather_columns`). Embeddings and
@@ -53,7 +54,7 @@ def _cut(config: ModelConfig, ranks: int) -> ModelConfig:
         num_key_value_heads=max(1, config.num_key_value_heads // ranks),
         intermediate_size=config.intermediate_size // ranks,
         weight_kinds=_part_kinds(config, ranks),
-        all_heads=heads if config.family.qk_norm_spans_heads else (0, 0),
+        all_heads=heads if config.family.qk_norm_spans_heads or config.layers_with_conv else (0, 0),
     )
 
 
@@ -69,9 +70,8 @@ def _part_kinds(config: ModelConfig, ranks: int) -> WeightKinds:
 
 def _problem(config: ModelConfig, ranks: int) -> str:
     """Why this number of devices cannot share the model; "" if they can."""
-    if ranks > 1 and config.layers_with_conv:
-        other = "linear attention, whose heads" if config.delta else "short convolutions, whose columns"
-        return f"it has {other} are not divided among devices"
+    if ranks > 1 and config.delta:
+        return "it has linear attention, whose heads are not divided among devices"
     kv_heads = config.num_key_value_heads
     if config.num_attention_heads % ranks:
         return f"{config.num_attention_heads} query heads do not divide by {ranks}"
@@ -147,6 +147,10 @@ CUT: dict[str, tuple[SliceTensor, Callable[[RankWeights], tuple[int, int]]]] = {
     "w_gate": (_rows, RankWeights.ffn),
     "w_up": (_rows, RankWeights.ffn),
     "w_down": (_columns, RankWeights.ffn),
+    "w_conv_b": (_rows, RankWeights.queries),
+    "w_conv_c": (_rows, RankWeights.queries),
+    "w_conv_x": (_rows, RankWeights.queries),
+    "w_conv": (_columns, RankWeights.queries),
 }
 """How the weights of a layer are split, by the names of the programs' arguments. Others are complete on every
 rank."""

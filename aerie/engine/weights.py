@@ -63,7 +63,6 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
     """What a layer of this model has, by the names of the programs' arguments."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     query = config.num_attention_heads * config.head_dim
-    mixed = hidden if layer in config.layers_with_conv else query
     key_value = config.num_key_value_heads * config.head_dim
     spans_heads = config.family.qk_norm_spans_heads
     shapes: Shapes = {
@@ -77,15 +76,15 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
         "bv": (key_value,),
         "q_norm": ((config.all_heads[0] * config.head_dim or query) if spans_heads else config.head_dim,),
         "k_norm": ((config.all_heads[1] * config.head_dim or key_value) if spans_heads else config.head_dim,),
-        "wo": (hidden, mixed),
+        "wo": (hidden, query),
         "attn_post_norm": (hidden,),
         "ffn_norm": (hidden,),
         "w_gate": (ffn, hidden),
         "w_up": (ffn, hidden),
         "w_down": (hidden, ffn),
         "ffn_post_norm": (hidden,),
-        **dict.fromkeys(CONV_PROJECTIONS, (hidden, hidden)),
-        "w_conv": (hidden, 1, config.conv_taps),
+        **dict.fromkeys(CONV_PROJECTIONS, (query, hidden)),
+        "w_conv": (query, 1, config.conv_taps),
         **(_delta_shapes(config, config.delta) if config.delta and layer in config.layers_with_conv else {}),
     }
     return {field: shapes[field] for field in config.layer_tensors(layer)}
@@ -317,6 +316,10 @@ class TapsFirst(NamedTuple):
     def name(self) -> str:
         """That of the tensor."""
         return self.tensor.name
+
+    def columns(self, first: int, count: int) -> TapsFirst:
+        """`count` of its columns from `first` on."""
+        return self._replace(tensor=self.tensor.part(first, count))
 
     def read(self) -> BF16Array:
         """All of it, in an array of its own."""
