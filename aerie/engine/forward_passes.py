@@ -237,7 +237,8 @@ class LayerCalls:
         """The residual and the sum of what the first program gives on each device. A second program, if there
         is one, makes a norm of the sum and adds it to the residual."""
         part, *add = programs
-        (partial_sum,) = self._calls.run(part, bo_key=buffer_set(part, layer), on_device=(), **inputs).values()
+        made = self._calls.run(part, bo_key=buffer_set(part, layer), on_device=(), **inputs)
+        (partial_sum,) = made.values()
         if not add:
             return self._sum(residual, partial_sum)
         residual_name, sum_name = (each.name for each in add[0].arguments if each.role is Role.INPUT)

@@ -93,6 +93,20 @@ module {
     vector.store %r, %z[%c0] : memref<4xf32>, vector<4xf32>
     return
   }
+  func.func @sums(%x: memref<32xbf16>, %y: memref<8xf32>, %z: memref<3xf32>) {
+    %v = vector.load %x[%c0] : memref<32xbf16>, vector<32xbf16>
+    %h = vector.load %x[%c0] : memref<32xbf16>, vector<16xbf16>
+    %w = vector.load %y[%c0] : memref<8xf32>, vector<8xf32>
+    %a = vector.reduction <add>, %v : vector<32xbf16> into bf16
+    %b = vector.reduction <add>, %h : vector<16xbf16> into bf16
+    %c = vector.reduction <add>, %w : vector<8xf32> into f32
+    %d = arith.extf %a : bf16 to f32
+    %e = arith.extf %b : bf16 to f32
+    memref.store %d, %z[%c0] : memref<3xf32>
+    memref.store %e, %z[%c1] : memref<3xf32>
+    memref.store %c, %z[%c2] : memref<3xf32>
+    return
+  }
   func.func @contract(%a: memref<8x8xbf16>, %b: memref<8x8xbf16>, %c: memref<8x8xf32>, %d: memref<8x8xf32>) {
     %va = vector.load %a[%c0, %c0] : memref<8x8xbf16>, vector<8x8xbf16>
     %vb = vector.load %b[%c0, %c0] : memref<8x8xbf16>, vector<8x8xbf16>
@@ -188,14 +202,33 @@ def test_slices_masks_and_shuffles(library, run):
     np.testing.assert_array_equal(s, [a, -1, -1, -1, a, a, a, -1])
 
 
-def test_reductions_are_in_order(library, run):
+def tree_sum(x):
+    """The sum of f32 as a core has it: of lanes 8 apart, then 4, 2 and 1."""
+    while len(x) > 1:
+        x = x[: len(x) // 2] + x[len(x) // 2 :]
+    return x[0]
+
+
+def test_reductions(library, run):
+    """A sum of 16 lanes is a core's; others are in order."""
     x = normal(16) * 1e3
     _, y, z = run(library, "reductions", x, np.zeros(4, np.float32), np.ones(4, np.float32))
-    assert y[0] == np.cumsum(x, dtype=np.float32)[-1]
-    assert y[1] == np.cumsum(np.append(np.float32(100), x), dtype=np.float32)[-1]
+    assert y[0] == tree_sum(x) != np.cumsum(x, dtype=np.float32)[-1]
+    assert y[1] == np.float32(100) + tree_sum(x)
     assert (y[2], y[3]) == (x.max(), x.min())
     rows = np.column_stack([np.ones(4, np.float32), x.reshape(4, 4)])
     np.testing.assert_array_equal(z, np.cumsum(rows, axis=1, dtype=np.float32)[:, -1])
+
+
+def test_sums_of_bf16_are_rounded_once(library, run):
+    """After the halves of 32 lanes were added; 8 lanes of f32 are no vector of a core, and added in order."""
+    x, y = normal(32, dtype=BF16), normal(8, seed=2) * 1e3
+    *_, z = run(library, "sums", x, y, np.zeros(3, np.float32))
+    wide = x.astype(np.float32)
+    halves = (wide[:16] + wide[16:]).astype(BF16).astype(np.float32)
+    in_order = np.cumsum(y, dtype=np.float32)[-1]
+    assert in_order != tree_sum(y)
+    assert z.tolist() == [tree_sum(halves).astype(BF16), tree_sum(wide[:16]).astype(BF16), in_order]
 
 
 @pytest.mark.parametrize(("fast", "accuracy"), [(False, 0), (True, 1e-6)])

@@ -66,15 +66,35 @@ def _is_reassociable(op: Operation) -> bool:
     return "reassoc" in flags or "fast>" in flags
 
 
+CORE_SUM_LANES: dict[type, Sequence[int]] = {Float32Type: (16,), BFloat16Type: (16, 32)}
+"""The vectors whose sum mlir-aie lowers for a core (VectorToAIEVecConversions): lanes 8 apart are added, then
+those 4, 2 and 1 apart. bf16 is added in f32 and rounded once, after the halves of 32 lanes were added."""
+
+
+def _is_core_sum(op: Operation) -> bool:
+    element, lanes = types.element(op.operands[0].type), shape_of(op.operands[0])
+    return reduction_kind(op) == "add" and lanes[-1] in CORE_SUM_LANES.get(type(element), ())
+
+
+def _core_sum(op: Operation, source: str) -> str:
+    """The C++ text of a sum as a core computes it."""
+    if isinstance(types.element(op.operands[0].type), Float32Type):
+        return f"vnpu::reduce_tree({source}, {combine(op)})"
+    if shape_of(op.operands[0])[-1] == 32:
+        source = f"vnpu::add(vnpu::part<0, 16>({source}), vnpu::part<16, 16>({source}))"
+    return f"vnpu::cast<vnpu::bf16>(vnpu::reduce_tree(vnpu::cast<float>({source}), {combine(op)}))"
+
+
 @emitter("vector.reduction")
 def _reduction(body: Body, op: Operation) -> None:
-    """Emit a reduction in the order of the lanes, starting from the accumulator if there is one."""
+    """Emit a reduction: as a core computes it where that is known, or as any tree where this has the same
+    bits; else in the order of the lanes, starting from the accumulator if there is one."""
     source, *accumulator = body.texts(op.operands)
     type_ = types.element(op.operands[0].type)
-    is_exact = not types.is_float(type_) or reduction_kind(op) not in ("add", "mul")
+    has_one_result = not types.is_float(type_) or reduction_kind(op) not in ("add", "mul")
     combined = combine(op)
-    if is_exact or _is_reassociable(op):
-        text = f"vnpu::reduce_tree({source}, {combined})"
+    if _is_core_sum(op) or has_one_result or _is_reassociable(op):
+        text = _core_sum(op, source) if _is_core_sum(op) else f"vnpu::reduce_tree({source}, {combined})"
         if accumulator:
             text = f"vnpu::{reduction_kind(op)}<{types.scalar(type_)}>({accumulator[0]}, {text})"
     elif accumulator:
