@@ -1,15 +1,16 @@
 """The programs of a layer that several devices share: of a device's heads, and its part of the FFN's width.
 
-    rms_gemms  x -> q, k, v             where norms of queries and keys take all heads together (OLMo 2)
-    norm_rope  q_all, k_all -> q_all_roped, k_all_roped   of all heads
-    o          attn_out -> proj         the device's part of a sum
-    attn_add   x, proj -> res1          in models with a norm after attention
-    ffn        res1 -> down             the device's part of a sum
-    ffn_add    res1, down -> x_next     in models with a norm after the FFN
+    rms_gemms  x -> q, k, v            where norms of queries and keys take all heads together (OLMo 2)
+    norm_rope  q_all, k_all -> q_all_roped, k_all_roped
+    o          attn_out -> proj        the device's part of a sum
+    attn_add   x, proj -> res1         in models with a norm after attention
+    ffn        res1 -> down            the device's part of a sum
+    ffn_add    res1, down -> x_next    in models with a norm after the FFN
 
-The first two stand in the place of `rms_gemms_rope`: between them the host gathers the queries and keys of all
-devices, and after them it keeps the device's own. It adds up the parts of a sum. Without a norm it adds the residual in the same sum; with one, each
-device makes the norm of the whole sum, and adds it to the residual.
+The first two stand in the place of `rms_gemms_rope`: between them the host gathers the queries and keys of
+all devices, and after them it keeps the device's own. It adds up the parts of a sum. Without a norm it adds
+the residual in the same sum; with one, each device makes the norm of the whole sum, and adds it to the
+residual.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from aerie.multi_launch_builder.programs import (
 )
 from aerie.multi_launch_builder.shapes import ModelShape
 
+
 def plan_projections(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
     """RMSNorm, if there is one before attention, and the Q, K and V projections of a device's heads, three
     launches or four, and three more for biases: x -> q, k, v."""
@@ -54,7 +56,10 @@ def plan_projections(kind: str, shape: ModelShape, rows: int, name: str = "") ->
 def plan_norm_rope(kind: str, shape: ModelShape, rows: int, lut: str, name: str = "") -> ProgramPlan:
     """Norms of the queries and keys of all heads of the model, and RoPE on them, four launches: q_all,
     k_all -> q_all_roped, k_all_roped."""
-    heads = {"n_heads": shape.all_heads or shape.n_heads, "n_kv_heads": shape.all_kv_heads or shape.n_kv_heads}
+    heads = {
+        "n_heads": shape.all_heads or shape.n_heads,
+        "n_kv_heads": shape.all_kv_heads or shape.n_kv_heads,
+    }
     whole = replace(shape, **heads)
     rotated = [
         Projection(of, whole, rows, heads) for of, heads in (("q", whole.n_heads), ("k", whole.n_kv_heads))
