@@ -56,11 +56,11 @@ def plan_projections(kind: str, shape: ModelShape, rows: int, name: str = "") ->
 def plan_norm_rope(kind: str, shape: ModelShape, rows: int, lut: str, name: str = "") -> ProgramPlan:
     """Norms of the queries and keys of all heads of the model, and RoPE on them, four launches: q_all,
     k_all -> q_all_roped, k_all_roped."""
-    heads = {
-        "n_heads": shape.all_heads or shape.n_heads,
-        "n_kv_heads": shape.all_kv_heads or shape.n_kv_heads,
-    }
-    whole = replace(shape, **heads)
+    whole = replace(
+        shape,
+        n_heads=shape.all_heads or shape.n_heads,
+        n_kv_heads=shape.all_kv_heads or shape.n_kv_heads,
+    )
     rotated = [
         Projection(of, whole, rows, heads) for of, heads in (("q", whole.n_heads), ("k", whole.n_kv_heads))
     ]
