@@ -237,7 +237,8 @@ def attention_layer_kinds(shape: ModelShape, is_shared: bool = False) -> tuple[s
 def _parallel_layer_kinds(shape: ModelShape) -> tuple[str, ...]:
     """The same on one of several devices (parallel_programs.py)."""
     before = ("rms_gemms", "norm_rope") if shape.qk_norm_spans_heads else ("rms_gemms_rope",)
-    return (*before, "cached_attn", *_parallel_kinds_after(shape))
+    gate = ("attn_gate",) if shape.attention_gate else ()
+    return (*before, "cached_attn", *gate, *_parallel_kinds_after(shape))
 
 
 def _parallel_kinds_after(shape: ModelShape) -> tuple[str, ...]:
@@ -248,11 +249,10 @@ def _parallel_kinds_after(shape: ModelShape) -> tuple[str, ...]:
 def state_layer_kinds(shape: ModelShape, is_shared: bool = False) -> tuple[str, ...]:
     """The kinds that take rows through a layer without attention; none where a model has no such layers.
     is_shared: on one of several devices."""
-    if shape.has_delta:
-        return DELTA_LAYER_KINDS
     if not shape.conv_taps:
         return ()
-    return ("rms_gemms_gate", "short_conv", *_parallel_kinds_after(shape)) if is_shared else CONV_LAYER_KINDS
+    kinds = DELTA_LAYER_KINDS if shape.has_delta else CONV_LAYER_KINDS
+    return (*kinds[:-1], *_parallel_kinds_after(shape)) if is_shared else kinds
 
 
 def plan_variant_programs(

@@ -33,7 +33,7 @@ from aerie.engine.reranking import score_rows
 from aerie.engine.rope_tables import RopeTables, rope_tables
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.variant_set import LayerPrograms, VariantSet
-from aerie.engine.weights import HeadRows
+from aerie.engine.weights import HeadRows, StackedRows
 from aerie.kernel_builder.arguments import Argument, byte
 from aerie.kernel_builder.weight_blocks import BLOCK_ROWS, Bytes
 from aerie.multi_launch_builder import Program
@@ -267,6 +267,7 @@ def split_over_devices(
             compile_ahead=no_programs_missing,
             host_timer=device.cache.profiler.span,
             group=group,
+            delta_gates=_part_gates(model.delta_gates, part, group.rank),
             local_rank=rank,
             local_world_size=len(devices),
         )
@@ -280,6 +281,15 @@ def split_over_devices(
         shared,
         kv_storage=DeviceKVStorage(shared.kv_config, shared.runners, model.variant_set.window_contexts),
     )
+
+
+def _part_gates(
+    gates: Mapping[int, tuple[BF16Array, BF16Array]], part: ModelConfig, rank: int
+) -> dict[int, tuple[BF16Array, BF16Array]]:
+    """The same of the heads of linear attention that a rank has."""
+    heads = part.delta.values if part.delta else 0
+    own = slice(rank * heads, (rank + 1) * heads)
+    return {layer: (a_log[own], dt_bias[own]) for layer, (a_log, dt_bias) in gates.items()}
 
 
 class LayerWeights(Protocol):
@@ -330,7 +340,7 @@ def _as_argument(static: Static, argument: Argument) -> Static:
     """What fills an argument: of a quantised tensor the blocks, where the argument has blocks."""
     return (
         static.pack_into
-        if argument.dtype is byte and isinstance(static, QuantisedTensor | HeadRows)
+        if argument.dtype is byte and isinstance(static, QuantisedTensor | HeadRows | StackedRows)
         else static
     )
 

@@ -1,12 +1,15 @@
 """Tensor parallelism: a model split over devices, by heads and by the width of the FFN.
 
 A device, or rank, has every layer's projections of its query heads and of the key/value heads that these
-attend to, the columns of the output projection that read its heads, and its part of gate, up and down; of a
-short convolution it has as many columns as its heads are wide. The two products that read parts, after
-attention and after the FFN, give partial sums, which all ranks add (`communication.all_reduce_sum`); the
-residual counts once, and a norm after them takes the whole sum. Norms of all heads together take the queries
-and keys of all ranks (`communication.all_gather_columns`). Embeddings and norms are complete on every rank;
-only rank 0 has the LM head. So a part is a model as well: of the same hidden size, with fewer heads.
+attend to, the columns of the output projection that read its heads, and its part of gate, up and down. Of a
+short convolution it has as many columns as its heads are wide; of linear attention value heads, and the key
+heads that these read.
+
+The two products that read parts, after attention and after the FFN, give partial sums, which all ranks add
+(`communication.all_reduce_sum`); the residual counts once, and a norm after them takes the whole sum. Norms of
+all heads together take the queries and keys of all ranks (`communication.all_gather_columns`). Embeddings and
+norms are complete on every rank; only rank 0 has the LM head. So a part is a model as well: of the same hidden
+size, with fewer heads.
 
 If there are more devices than key/value heads, each has one of them, and several have the same.
 """
@@ -15,11 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.tensors import Tensor
-from aerie.engine.weights import Weights
+from aerie.engine.weights import StackedRows, Weights
 from aerie.kernel_builder.weight_blocks import GROUP
 from aerie.multi_launch_builder import UnsupportedShapeError, program_store
 from aerie.multi_launch_builder.weight_kinds import WeightKinds
@@ -54,7 +59,12 @@ def _cut(config: ModelConfig, ranks: int) -> ModelConfig:
         intermediate_size=config.intermediate_size // ranks,
         weight_kinds=_part_kinds(config, ranks),
         all_heads=heads if config.family.qk_norm_spans_heads or config.layers_with_conv else (0, 0),
+        delta=config.delta and _cut_delta(config.delta, ranks),
     )
+
+
+def _cut_delta(heads: DeltaHeads, ranks: int) -> DeltaHeads:
+    return heads._replace(keys=max(1, heads.keys // ranks), values=heads.values // ranks)
 
 
 def _part_kinds(config: ModelConfig, ranks: int) -> WeightKinds:
@@ -69,13 +79,17 @@ def _part_kinds(config: ModelConfig, ranks: int) -> WeightKinds:
 
 def _problem(config: ModelConfig, ranks: int) -> str:
     """Why this number of devices cannot share the model; "" if they can."""
-    if ranks > 1 and config.delta:
-        return "it has linear attention, whose heads are not divided among devices"
     kv_heads = config.num_key_value_heads
     if config.num_attention_heads % ranks:
         return f"{config.num_attention_heads} query heads do not divide by {ranks}"
     if kv_heads % ranks and ranks % kv_heads:
         return f"{kv_heads} key/value heads do not divide by {ranks}, nor {ranks} by them"
+    if config.delta and config.delta.values % ranks:
+        return f"{config.delta.values} value heads of linear attention do not divide by {ranks}"
+    if config.delta and config.delta.keys % ranks and ranks % config.delta.keys:
+        return (
+            f"{config.delta.keys} key heads of linear attention do not divide by {ranks}, nor {ranks} by them"
+        )
     if config.intermediate_size % ranks:
         return f"an FFN width of {config.intermediate_size} does not divide by {ranks}"
     try:
@@ -103,7 +117,9 @@ class RankWeights:
     def lm_head(self) -> Tensor:
         return self.whole.lm_head
 
-    def _part(self, name: str, tensor: Tensor) -> Tensor:
+    def _part(self, name: str, tensor: Any) -> Any:
+        if self.config.delta and name in DELTA_CUT:
+            return DELTA_CUT[name](self, tensor, self.config.delta)
         if name not in CUT:
             return tensor
         cut, size = CUT[name]
@@ -126,6 +142,29 @@ class RankWeights:
         count = self.config.intermediate_size // self.ranks
         return self.rank * count, count
 
+    def mixed(self, tensor: Tensor, heads: DeltaHeads) -> StackedRows:
+        """This rank's rows of linear attention's queries, keys and values, which follow each other."""
+        part = _cut_delta(heads, self.ranks)
+        own, whole = part.keys * part.key_dim, heads.keys * heads.key_dim
+        first = self.rank * heads.keys // self.ranks * heads.key_dim
+        rows = (
+            tensor.part(first, own),
+            tensor.part(whole + first, own),
+            self.values(tensor, heads, part.value_dim, 2 * whole),
+        )
+        return StackedRows(rows, part.mixed_width, tensor.kind)
+
+    def values(self, tensor: Tensor, heads: DeltaHeads, size: int, start: int = 0) -> Tensor:
+        """This rank's rows of something that has `size` rows for each value head of linear attention, from
+        row `start` on."""
+        count = heads.values // self.ranks * size
+        return tensor.part(start + self.rank * count, count)
+
+    def delta_gates(self, products: StackedRows, heads: DeltaHeads) -> StackedRows:
+        """This rank's rows of the products that decays and rates are made of."""
+        parts = tuple(self.values(each, heads, 1) for each in products.tensors)
+        return StackedRows(parts, _cut(self.config, self.ranks).shape.delta_gates_width)
+
 
 def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
     return tensor.part(first, count)
@@ -140,6 +179,7 @@ CUT: dict[str, tuple[SliceTensor, Callable[[RankWeights], tuple[int, int]]]] = {
     "bq": (_rows, RankWeights.queries),
     "wk": (_rows, RankWeights.keys),
     "bk": (_rows, RankWeights.keys),
+    "wg": (_rows, RankWeights.queries),
     "wv": (_rows, RankWeights.keys),
     "bv": (_rows, RankWeights.keys),
     "wo": (_columns, RankWeights.queries),
@@ -153,3 +193,11 @@ CUT: dict[str, tuple[SliceTensor, Callable[[RankWeights], tuple[int, int]]]] = {
 }
 """How the weights of a layer are split, by the names of the programs' arguments. Others are complete on every
 rank."""
+DELTA_CUT: dict[str, Callable[[RankWeights, Any, DeltaHeads], Any]] = {
+    "w_qkv": RankWeights.mixed,
+    "w_z": lambda weights, tensor, heads: weights.values(tensor, heads, heads.value_dim),
+    "w_ab": RankWeights.delta_gates,
+    "w_conv": lambda weights, taps, heads: taps._replace(tensor=weights.mixed(taps.tensor, heads)),
+}
+"""The same of a layer with linear attention. The columns of its output projection are those of the queries of
+other layers."""

@@ -30,7 +30,7 @@ from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
 from aerie.engine.text_part import text_tensors
 from aerie.engine.weight_files import WeightFiles, find_tensors
-from aerie.kernel_builder.weight_blocks import BF16, Bytes
+from aerie.kernel_builder.weight_blocks import BF16, BLOCK_ROWS, Bytes
 from aerie.multi_launch_builder.weight_kinds import OF_SOME, WeightKinds
 from aerie.runtime.memory import format_bytes, format_file_bytes
 
@@ -282,6 +282,10 @@ class HeadRows(NamedTuple):
         """That of the whole matrix."""
         return self.tensor.kind
 
+    def part(self, first: int, count: int) -> HeadRows:
+        """`count` of its rows from `first` on, both of whole heads."""
+        return self._replace(tensor=self.tensor.part(first * self.parts, count * self.parts))
+
     def read(self) -> BF16Array:
         """All of it, in an array of its own."""
         rows, *more = self.tensor.shape
@@ -309,7 +313,7 @@ class HeadRows(NamedTuple):
 class TapsFirst(NamedTuple):
     """The taps of a convolution, (columns, 1, taps) in the file, as (taps, columns)."""
 
-    tensor: Tensor
+    tensor: Tensor | StackedRows
     kind: str = BF16
 
     @property
@@ -319,6 +323,7 @@ class TapsFirst(NamedTuple):
 
     def columns(self, first: int, count: int) -> TapsFirst:
         """`count` of its columns from `first` on."""
+        assert not isinstance(self.tensor, StackedRows)
         return self._replace(tensor=self.tensor.part(first, count))
 
     def read(self) -> BF16Array:
@@ -330,11 +335,17 @@ class TapsFirst(NamedTuple):
 
 
 class StackedRows(NamedTuple):
-    """Matrices one below the other, with rows of zeros up to `rows`."""
+    """Matrices one below the other, with rows of zeros up to `rows`. kind: of all of them; each has whole
+    blocks of rows if it is not bf16."""
 
     tensors: tuple[Tensor, ...]
     rows: int
     kind: str = BF16
+
+    @property
+    def name(self) -> str:
+        """That of the first tensor."""
+        return self.tensors[0].name
 
     def read(self) -> BF16Array:
         """All of it, in an array of its own."""
@@ -348,6 +359,15 @@ class StackedRows(NamedTuple):
             tensor(out[first : first + tensor.shape[0]])
             first += tensor.shape[0]
         out[first:] = 0
+
+    def pack_into(self, out: Bytes) -> None:
+        """Fill `out`, uint8 (block rows, block columns, bytes), with these rows in blocks."""
+        first = 0
+        for tensor in self.tensors:
+            assert isinstance(tensor, QuantisedTensor)
+            blocks = tensor.shape[0] // BLOCK_ROWS
+            tensor.pack_into(out[first : first + blocks])
+            first += blocks
 
 
 def _size_note(folder: Path, tensors: Iterable[Tensor]) -> str:

@@ -28,6 +28,7 @@ from aerie.engine.devices import Devices
 from aerie.engine.families import FAMILIES
 from aerie.engine.forward import all_logits, decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason
+from aerie.engine.layer_states import DeltaHeads
 from aerie.engine.memory_estimate import _footprint, footprint, session_needs
 from aerie.engine.model import LoadedModel
 from aerie.engine.model_family import Multipliers
@@ -54,6 +55,14 @@ from aerie.virtual_npu import pyxrt
 MOST = 4
 PROMPT = [int(token) for token in np.random.default_rng(5).integers(3, 1400, 21)]
 CONFIG = open_checkpoint(DEMO_FOLDER).config
+LINEAR = replace(
+    in_family(CONFIG, FAMILIES["qwen3_5_text"]),
+    num_attention_heads=12,
+    num_key_value_heads=12,
+    delta=DeltaHeads(3, 6, 128, 128),
+)
+"""Linear attention with six heads."""
+SHARED = ["demo", "qwen3", "granite", "gemma3_text", "olmo2", "lfm2", "qwen3_5_text"]
 FED = 3
 """Tokens after the prompt that are decoded one by one."""
 
@@ -105,7 +114,7 @@ def demo() -> Iterator[Family]:
     family.close()
 
 
-@pytest.fixture(scope="module", params=["demo", "qwen3", "granite", "gemma3_text", "olmo2", "lfm2"])
+@pytest.fixture(scope="module", params=SHARED)
 def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     if request.param == "demo":
         yield request.getfixturevalue("demo")
@@ -260,9 +269,14 @@ def test_a_transposed_matrix_is_cut_as_another(demo: Family) -> None:
             "of a part, hidden_dim=96 is not a positive multiple of 64",
         ),
         (
-            in_family(CONFIG, FAMILIES["qwen3_5_text"]),
+            LINEAR,
+            4,
+            "6 value heads of linear attention do not divide by 4; what works: 1, 3, 6",
+        ),
+        (
+            LINEAR,
             2,
-            "it has linear attention, whose heads are not divided among devices; what works: 1",
+            "3 key heads of linear attention do not divide by 2, nor 2 by them; what works: 1, 3, 6",
         ),
         (replace(CONFIG, intermediate_size=449), 2, "an FFN width of 449 does not divide by 2"),
     ],
