@@ -28,7 +28,7 @@ from aerie.virtual_npu import thread_team
 from aerie.virtual_npu.pyxrt.batch import RunBatch
 from tests import slow_tests
 
-pytest_plugins = ["tests.cpu_seconds", "tests.shards", "tests.engine.small_models"]
+pytest_plugins = ["tests.cpu_seconds", "tests.import_order", "tests.shards", "tests.engine.small_models"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Models this small gain nothing from a second thread of torch, and lose seconds to it on a busy machine."""

@@ -1,4 +1,5 @@
-"""The table of slow tests: which it marks; a line that names none is an error. CPU seconds. Shards."""
+"""The table of slow tests: which it marks; a line that names none is an error. CPU seconds. Shards. The
+order in which workers import."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests import cpu_seconds, shards, slow_tests
+from tests import cpu_seconds, import_order, shards, slow_tests
 
 NODES = ["room/test_a.py::test_one[x-1]", "room/test_a.py::test_one[y-1]", "room/test_a.py::test_two"]
 
@@ -85,3 +86,37 @@ def test_an_invalid_shard_is_refused(shard: str) -> None:
         pytest.UsageError, match=f"--shard '{shard}' is no part of the tests: give one such as 1/4"
     ):
         shards.is_in("tests/test_a.py", shard)
+
+
+@pytest.mark.parametrize(
+    ("worker", "arguments", "turned"),
+    [
+        ({}, ["tests"], False),
+        ({"workerid": "gw0"}, ["tests"], False),
+        ({"workerid": "gw1"}, ["tests"], True),
+        ({"workerid": "gw1"}, ["tests/ci"], False),
+    ],
+)
+def test_every_second_worker_imports_from_the_last_file_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    worker: dict[str, str],
+    arguments: list[str],
+    turned: bool,
+) -> None:
+    for name in ("a/test_1", "b/test_2", "b/helper"):
+        file = tmp_path / "tests" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    imported: list[str] = []
+
+    def load(name: str) -> None:
+        imported.append(name)
+        raise ImportError(name)  # it is reported where the file is collected
+
+    monkeypatch.setattr(import_order, "ROOT", tmp_path)
+    monkeypatch.setattr(import_order.importlib, "import_module", load)
+    config = SimpleNamespace(args=arguments, getini=lambda _: ["tests"], workerinput=worker)
+    session: Any = SimpleNamespace(config=config)
+    import_order.pytest_collection(session)
+    assert imported == (["tests.b.test_2", "tests.a.test_1"] if turned else [])
