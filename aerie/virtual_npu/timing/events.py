@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from xdsl.dialects import affine, scf
@@ -33,20 +32,15 @@ from aerie.air_dialect.ops import (
     HierarchyOp,
     LaunchOp,
 )
-from aerie.air_dialect.values import root_value
 from aerie.device.conditions import condition_holds
-from aerie.device.transfers import TransferSide, extents, transfer_sides
+from aerie.device.transfers import TransferSide, transfer_sides
 from aerie.virtual_npu.timing.bodies import ITERATION, LOOPS, Bodies, Step, TimingError, walked_trips
 from aerie.virtual_npu.timing.buffer_order import CoreOrder, MemtileBuffer
 from aerie.virtual_npu.timing.core_costs import buffer_bytes
 from aerie.virtual_npu.timing.costs import NOTHING, Cost, cost
+from aerie.virtual_npu.timing.ports import L1, L2, L3, Core, Ports, Scope, contiguous_bytes, herd_around
 from aerie.virtual_npu.timing.replay import Event, Resource
 
-L3, L2, L1 = 0, 1, 2
-DMA_KINDS = ("stream", "memtile", "shim")
-COLUMNS = 8
-SHIM_CHANNELS = 16
-"""Of NPU2 in each direction: 2 in each of 8 columns (aerie.device.npu2)."""
 MAX_EVENTS = 600_000
 """Of one point of a launch: more would take minutes and gigabytes."""
 MIN_ITERATIONS = 64
@@ -54,21 +48,9 @@ MIN_ITERATIONS = 64
 MAX_ITERATIONS = 5_000_000
 """Of the loops that are walked and the cores, in one point of a launch."""
 DESCRIPTOR, SHIM_TASK, ISSUE = cost(bd_cycles=1), cost(shim_task_cycles=1), cost(issue_cycles=1)
-Core = tuple[str, tuple[int, ...]]
 _Chain = tuple[str, tuple[int, ...]]
 """One queue of a channel: its name and index."""
 _Turn = tuple[str, tuple[int, ...], int]
-
-
-@dataclass(frozen=True)
-class _Scope:
-    """Where a step runs: the known indices, the core, and whether a loop of its body is around it."""
-
-    known: dict[SSAValue, int]
-    core: CoreOrder | None = None
-    core_name: Core | None = None
-    herd: HerdOp | None = None
-    in_loop: bool = False
 
 
 class LaunchEvents:
@@ -87,7 +69,6 @@ class LaunchEvents:
         """What the cores have done when half of the iterations that are walked are over, and all."""
         self._shortened: dict[Operation, int] = {}
         self.events: list[Event] = []
-        self.resources: dict[object, Resource] = {}
         self.macs = self.ddr_bytes = 0.0
         self._first = self._iterations = 0
         self._cores: dict[Core, CoreOrder] = {}
@@ -99,17 +80,9 @@ class LaunchEvents:
         self._shared: dict[object, Event] = {}
         self._turns: defaultdict[object, int] = defaultdict(int)
         self._pairs: dict[_Turn, tuple[Event, set[str]]] = {}
-        self._ports: defaultdict[tuple[Core, bool], dict[Operation, int]] = defaultdict(dict)
-        self._shims: defaultdict[bool, list[tuple[Resource, int]]] = defaultdict(list)
         self._ids: dict[Operation, tuple[int, ...]] = {}
-        self._roots: dict[SSAValue, SSAValue] = {}
-        self._sides: dict[Operation, tuple[TransferSide, ...]] = {}
-        self._parts = _parts_of_buffers(launch, self._used_ids)
+        self.ports = Ports(launch, bodies.module, self._used_ids)
         self._channels = {op.sym_name: op for op in bodies.module.walk() if isinstance(op, ChannelOp)}
-        self._spaces: defaultdict[str, set[int]] = defaultdict(set)
-        for op in bodies.module.walk():
-            if isinstance(op, ChannelTransferOp):
-                self._spaces[op.chan_name].update(side.space for side in self._sides_of(op))
 
     # ---- walking ----
 
@@ -120,23 +93,12 @@ class LaunchEvents:
         if self._waits and self._to_l3:
             self._wait()
         known: dict[SSAValue, int] = dict(zip(self.launch.ids, ids, strict=True))
-        self._walk(self.bodies.steps(self.launch.body.block), _Scope(known))
+        self._walk(self.bodies.steps(self.launch.body.block), Scope(known))
         for state in self._cores.values():
             state.flush()
         self._check_pairs()
 
-    def locks(self) -> int:
-        """The locks of the design: two for each end of a channel in a core, memtile or shim tile."""
-        return round(2 * sum(each.share for each in self.resources.values() if each.kind in DMA_KINDS))
-
-    def limit_shim(self) -> None:
-        """Share the channels of the shim tiles among more streams than there are."""
-        for shims in self._shims.values():
-            parts = sum(parts for _, parts in shims)
-            for shim, _ in shims:
-                shim.share *= min(1.0, SHIM_CHANNELS / parts)
-
-    def _walk(self, steps: Sequence[Step], scope: _Scope) -> None:
+    def _walk(self, steps: Sequence[Step], scope: Scope) -> None:
         for step in steps:
             op = step.op
             if op is None:
@@ -157,9 +119,9 @@ class LaunchEvents:
                 for body in step.bodies:
                     self._walk(body, scope)
 
-    def _loop(self, op: Operation, step: Step, scope: _Scope) -> None:
+    def _loop(self, op: Operation, step: Step, scope: Scope) -> None:
         variables = walked_trips(op, self.bodies, scope.known)
-        inside = _Scope(scope.known, scope.core, scope.core_name, scope.herd, in_loop=True)
+        inside = Scope(scope.known, scope.core, scope.core_name, scope.herd, in_loop=True)
         points = _points([trips for _, trips in variables])
         enough = self._shortened.get(op)
         self._weight = self.scale if enough else self._weight
@@ -177,18 +139,18 @@ class LaunchEvents:
             self._weight = 1.0
 
     @staticmethod
-    def _mark(marks: list[Event], scope: _Scope) -> None:
+    def _mark(marks: list[Event], scope: Scope) -> None:
         if scope.core is not None and scope.core.last is not None:
             marks.append(scope.core.last)
 
-    def _branch(self, op: scf.IfOp | affine.IfOp, step: Step, scope: _Scope) -> None:
+    def _branch(self, op: scf.IfOp | affine.IfOp, step: Step, scope: Scope) -> None:
         """An arm; the first where data decides, which holds the transfers if only one does."""
         holds = condition_holds(op, scope.known)
         arm = 0 if holds is None or holds else 1
         if arm < len(step.bodies):
             self._walk(step.bodies[arm], scope)
 
-    def _hierarchy(self, op: HierarchyOp, scope: _Scope) -> None:
+    def _hierarchy(self, op: HierarchyOp, scope: Scope) -> None:
         sizes = [constant_int(size, scope.known) or 1 for size in op.sizes]
         steps = self.bodies.steps(op.body.block)
         if isinstance(op, HerdOp):
@@ -198,14 +160,14 @@ class LaunchEvents:
             known = dict(scope.known)
             known.update(zip(op.ids, ids, strict=True))
             if not isinstance(op, HerdOp):
-                self._walk(steps, _Scope(known))
+                self._walk(steps, Scope(known))
                 continue
             name = (op.sym_name or self._herds.setdefault(op, f"herd {len(self._herds)}"), ids)
             state = self._core(name)
-            self._walk(steps, _Scope(known, state, name, op))
+            self._walk(steps, Scope(known, state, name, op))
             state.work(ITERATION.cost)
 
-    def _shorten(self, herd: HerdOp, steps: Sequence[Step], cores: int, scope: _Scope) -> None:
+    def _shorten(self, herd: HerdOp, steps: Sequence[Step], cores: int, scope: Scope) -> None:
         """Walk a part of the iterations where all that the launch does is one long loop on its cores."""
         loops = [step for step in steps if step.op is not None and step.op.name in LOOPS]
         if len(loops) != 1 or scope.in_loop or not self._is_all(herd):
@@ -222,7 +184,7 @@ class LaunchEvents:
     def _is_all(self, herd: HerdOp) -> bool:
         """Whether every transfer of the launch is in this herd."""
         moves = [op for op in self.launch.walk() if isinstance(op, DmaMemcpyNdOp | ChannelTransferOp)]
-        return all(_herd_around(op) is herd for op in moves)
+        return all(herd_around(op) is herd for op in moves)
 
     def _count_iteration(self) -> None:
         """Raises TimingError for a program that would be walked for minutes."""
@@ -235,14 +197,14 @@ class LaunchEvents:
 
     def _core(self, name: Core) -> CoreOrder:
         if name not in self._cores:
-            resource = self._resource(("core", name), lambda: f"{name[0]}{list(name[1])}", "core")
+            resource = self.ports.resource(("core", name), lambda: f"{name[0]}{list(name[1])}", "core")
             self._cores[name] = CoreOrder(resource, self._add)
         return self._cores[name]
 
     # ---- transfers ----
 
-    def _dma(self, op: DmaMemcpyNdOp, scope: _Scope) -> None:
-        sides = self._sides_of(op)
+    def _dma(self, op: DmaMemcpyNdOp, scope: Scope) -> None:
+        sides = self.ports.sides_of(op)
         if len(sides) < 2:
             return
         source, target = sides
@@ -255,13 +217,7 @@ class LaunchEvents:
         self._touch(event, source, scope)
         self._touch(event, target, scope)
 
-    def _sides_of(self, op: Operation) -> tuple[TransferSide, ...]:
-        """What a transfer walks: of a DMA its source, then its target."""
-        if op not in self._sides:
-            self._sides[op] = transfer_sides(op)
-        return self._sides[op]
-
-    def _sharing_key(self, op: DmaMemcpyNdOp, source: TransferSide, scope: _Scope) -> tuple[object, ...]:
+    def _sharing_key(self, op: DmaMemcpyNdOp, source: TransferSide, scope: Scope) -> tuple[object, ...]:
         """Equal for cores that get the same data at the same turn."""
         if scope.herd is None:
             return (op, self._turn((op, None)))
@@ -287,11 +243,11 @@ class LaunchEvents:
         key: tuple[object, ...],
         source: TransferSide,
         target: TransferSide,
-        scope: _Scope,
+        scope: Scope,
     ) -> Event:
         nbytes = _bytes(source) or _bytes(target)
         chain = key[:-1]
-        resources = [self._end(op, side, chain, scope) for side in (source, target)]
+        resources = [self.ports.end(op, side, chain, scope) for side in (source, target)]
         event = self._new_transfer(resources, nbytes, ("chain", chain))
         for side in (source, target):
             if side.space == L3:
@@ -304,7 +260,7 @@ class LaunchEvents:
         self._chain[chain] = event
         return event
 
-    def _use_ddr(self, event: Event, side: TransferSide, chain: object, scope: _Scope) -> None:
+    def _use_ddr(self, event: Event, side: TransferSide, chain: object, scope: Scope) -> None:
         """A transfer to or from L3. Those of a loop are one task of the shim tile, which walks the loop
         (air-opt-shim-dma-bds)."""
         if not scope.in_loop or chain not in self._begun:
@@ -319,7 +275,7 @@ class LaunchEvents:
 
     def _issue(self) -> Event:
         """The controller's write of one task: its descriptor, its address, the queue of its channel."""
-        issue = self._add([self._resource("controller", lambda: "controller", "dispatch")], ISSUE)
+        issue = self._add([self.ports.resource("controller", lambda: "controller", "dispatch")], ISSUE)
         issue.after(self._barrier)
         return issue
 
@@ -330,55 +286,14 @@ class LaunchEvents:
             self._barrier.after(event)
         self._to_l3.clear()
 
-    def _end(self, op: Operation, side: TransferSide, chain: tuple[object, ...], scope: _Scope) -> Resource:
-        """The channel at one end of a transfer."""
-        if side.space == L1 and scope.core_name is not None:
-            return self._core_port(op, side.reads, scope)
-        if side.space == L3:
-            other = self._parts.get(self._root(side.other), 1) if side.other is not None else 1
-            return self._shim(side.reads, chain, other, op)
-        parts = self._parts.get(self._root(side.memref), 1) if scope.core is None else 1
-        key = ("memtile", side.reads, chain)
-        rate = "shim_bytes" if self._is_to_l3(op) else "stream_bytes"
-        return self._resource(key, lambda: _name(op, "memtile"), "memtile", rate, parts)
-
-    def _is_to_l3(self, op: Operation) -> bool:
-        """Whether host memory is at one end of a transfer; of a channel, at one of its ends anywhere."""
-        if isinstance(op, ChannelTransferOp):
-            return L3 in self._spaces[op.chan_name]
-        return any(side.space == L3 for side in self._sides_of(op))
-
-    def _shim(self, reads: bool, chain: tuple[object, ...], parts: int, op: Operation) -> Resource:
-        where = "shim in" if reads else "shim out"
-        is_new = (where, chain) not in self.resources
-        shim = self._resource((where, chain), lambda: _name(op, where), "shim", "shim_bytes", parts)
-        if is_new:
-            self._shims[reads].append((shim, parts))
-        return shim
-
-    def _core_port(self, op: Operation, reads: bool, scope: _Scope) -> Resource:
-        """One of the two channels of a core's DMA in this direction; transfers of the text take turns."""
-        assert scope.core_name is not None
-        key = (scope.core_name, reads)
-        ports = self._ports[key]
-        port = ports.setdefault(op, len(ports) % 2)
-        herd, ids = scope.core_name
-        way = "out" if reads else "in"
-        return self._resource(
-            ("port", key, port),
-            lambda: f"{herd}{list(ids)} {way} {port}",
-            "stream",
-            "stream_bytes",
-        )
-
-    def _add_receiver(self, event: Event, op: Operation, scope: _Scope) -> None:
-        port = self._core_port(op, False, scope)
+    def _add_receiver(self, event: Event, op: Operation, scope: Scope) -> None:
+        port = self.ports.core_port(op, False, scope)
         if port not in event.resources:
             event.resources.append(port)
 
-    def _touch(self, event: Event, side: TransferSide, scope: _Scope) -> None:
+    def _touch(self, event: Event, side: TransferSide, scope: Scope) -> None:
         """What the buffer at one end lets the transfer wait for."""
-        root = self._root(side.memref)
+        root = self.ports.root(side.memref)
         if side.space == L2:
             self._memtile_buffers[root].order(event, side.reads, scope.in_loop)
         elif side.space == L1 and scope.core is not None:
@@ -386,8 +301,8 @@ class LaunchEvents:
 
     # ---- channels ----
 
-    def _channel(self, op: ChannelTransferOp, scope: _Scope) -> None:
-        sides = self._sides_of(op)
+    def _channel(self, op: ChannelTransferOp, scope: Scope) -> None:
+        sides = self.ports.sides_of(op)
         channel = self._channels.get(op.chan_name)
         if not sides or channel is None:
             return
@@ -413,12 +328,12 @@ class LaunchEvents:
         return event
 
     def _channel_end(
-        self, op: Operation, side: TransferSide, channel: ChannelOp, chain: _Chain, scope: _Scope
+        self, op: Operation, side: TransferSide, channel: ChannelOp, chain: _Chain, scope: Scope
     ) -> Resource:
         if "cascade" in channel.channel_type:
             name = f"@{chain[0]}{list(chain[1])}"
-            return self._resource(("cascade", chain), lambda: name, "cascade", "cascade_bytes")
-        return self._end(op, side, chain, scope)
+            return self.ports.resource(("cascade", chain), lambda: name, "cascade", "cascade_bytes")
+        return self.ports.end(op, side, chain, scope)
 
     def _check_pairs(self) -> None:
         """Raises TimingError if a channel has a put without its get, or a get without its put."""
@@ -433,12 +348,6 @@ class LaunchEvents:
 
     # ---- what they share ----
 
-    def _root(self, value: SSAValue) -> SSAValue:
-        """Where a buffer was defined."""
-        if value not in self._roots:
-            self._roots[value] = root_value(value)
-        return self._roots[value]
-
     def _add(self, resources: list[Resource], cost: Cost, nbytes: int = 0) -> Event:
         if len(self.events) - self._first >= MAX_EVENTS:
             raise TimingError(
@@ -449,13 +358,6 @@ class LaunchEvents:
         event = Event(resources, cost, nbytes)
         self.events.append(event)
         return event
-
-    def _resource(
-        self, key: object, name: Callable[[], str], kind: str, rate: str = "", share: float = 1.0
-    ) -> Resource:
-        if key not in self.resources:
-            self.resources[key] = Resource(name(), kind, rate, share)
-        return self.resources[key]
 
 
 def _points(ranges: Sequence[range]) -> Iterator[tuple[int, ...]]:
@@ -476,49 +378,7 @@ def launch_name(launch: LaunchOp) -> str:
     return named[0].removesuffix("_segment") if named else "launch"
 
 
-def contiguous_bytes(side: TransferSide) -> int:
-    """The bytes that lie one after the other at the inner end of a transfer's walk."""
-    run = 1
-    for size, stride in reversed(side.known_dims or []):
-        if stride != run:
-            break
-        run *= size
-    return max(1, run * side.bits // 8)
-
-
 def _bytes(side: TransferSide) -> int:
     if None in side.sizes:
         return buffer_bytes(side.type)
     return math.prod(size for size in side.sizes if size is not None) * side.bits // 8
-
-
-def _name(op: Operation, where: str) -> str:
-    side = transfer_sides(op)
-    outer = next((s for s in side if s.space == L3), side[0] if side else None)
-    hint = None if outer is None else outer.memref.name_hint
-    what = f"@{op.chan_name}" if isinstance(op, ChannelTransferOp) else hint or "dma"
-    return f"{where} {what}"
-
-
-def _parts_of_buffers(
-    launch: LaunchOp, used_ids: Callable[[Operation, HerdOp], Sequence[int]]
-) -> dict[SSAValue, int]:
-    """Over how many memtiles each buffer of L2 is spread: as many as groups of cores take a part of it."""
-    parts: dict[SSAValue, int] = {}
-    for op in launch.walk():
-        herd = _herd_around(op)
-        if not isinstance(op, DmaMemcpyNdOp) or herd is None:
-            continue
-        for side in transfer_sides(op):
-            if side.space == L2:
-                groups = math.prod(extents(herd)[i] for i in used_ids(op, herd))
-                root = root_value(side.memref)
-                parts[root] = max(parts.get(root, 1), min(COLUMNS, groups))
-    return parts
-
-
-def _herd_around(op: Operation) -> HerdOp | None:
-    parent = op.parent_op()
-    while parent is not None and not isinstance(parent, HerdOp):
-        parent = parent.parent_op()
-    return parent

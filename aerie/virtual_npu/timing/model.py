@@ -91,10 +91,12 @@ class LaunchGraph:
         self._name, self._points = launch_name(launch), math.prod(sizes)
         events = LaunchEvents(launch, bodies, events_enough, waits=loads)
         self._chosen = _walk_points(events, sizes, self._points, events_enough)
-        self._locks = events.locks()
-        events.limit_shim()
+        self._locks = events.ports.locks()
+        events.ports.limit_shim()
         self._ddr_bytes, self._macs, self._scale = events.ddr_bytes, events.macs, events.scale
-        self._graph = Graph(events.events, [*events.resources.values()], (events.halfway, events.walked))
+        self._graph = Graph(
+            events.events, [*events.ports.resources.values()], (events.halfway, events.walked)
+        )
 
     def predict(self, parameters: Parameters, is_first: bool) -> LaunchPrediction:
         """The launch with these parameters. is_first: the host starts the program with it."""
