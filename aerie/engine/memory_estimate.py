@@ -53,9 +53,9 @@ TOKEN_BYTES = 1 << 10
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes of a session's memory: weights, tables and activations in buffer objects; pages and gathered
-    cache of the longest prompt with an answer, and its state; the RoPE table on the host; Python's own memory;
-    and, if kv_pool is set, the whole page pool with swap space, all gathered caches and the states of as many
-    sequences as run at once."""
+    cache of the longest prompt with an answer, and its state; the RoPE table on the host; Python's own
+    memory; and, if kv_pool is set, the whole page pool with swap space, all gathered caches and the states of
+    as many sequences as run at once."""
 
     weights: int
     activations: int
