@@ -17,6 +17,7 @@ Each position is one step from the state before it. So it has the same bits in w
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -54,9 +55,17 @@ def delta_row(heads: DeltaHeads) -> DeltaRow:
 
 def delta_states(layers: tuple[int, ...], heads: DeltaHeads, taps: int) -> LayerStates:
     """What layers with linear attention have at the end of a page: the state, f32, and the rows before the
-    convolution that one of so many taps reads behind the page."""
+    convolution that one of so many taps reads behind the page. And in a sequence: its `DeltaHistory`."""
     width = heads.state_elements * F32_ELEMENTS + (taps - 1) * heads.mixed_width
-    return LayerStates(layers, width, taps - 1, PAGE_SIZE)
+    states, rows = map(math.prod, history_shapes(len(layers), heads))
+    nbytes = states * np.dtype(np.float32).itemsize + rows * bf16.itemsize
+    return LayerStates(layers, width, taps - 1, PAGE_SIZE, nbytes)
+
+
+def history_shapes(layers: int, heads: DeltaHeads) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of a sequence's states, f32, and of its rows, bf16, in so many layers (`DeltaHistory`)."""
+    states = layers, *state_shape(heads.values, heads.key_dim, heads.value_dim)
+    return states, (layers, HELD, delta_row(heads).gates.stop)
 
 
 class DeltaHistory:
@@ -68,10 +77,8 @@ class DeltaHistory:
     """
 
     def __init__(self, layers: int, heads: DeltaHeads, taps: int) -> None:
-        self.states = np.zeros(
-            (layers, *state_shape(heads.values, heads.key_dim, heads.value_dim)), np.float32
-        )
-        self.rows = np.zeros((layers, HELD, delta_row(heads).gates.stop), np.uint16)
+        states, rows = history_shapes(layers, heads)
+        self.states, self.rows = np.zeros(states, np.float32), np.zeros(rows, np.uint16)
         self.state_at = self.stop = 0
         self._reach, self._before = taps - 1, delta_row(heads).before
 

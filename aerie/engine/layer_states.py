@@ -55,12 +55,14 @@ class DeltaHeads(NamedTuple):
 class LayerStates(NamedTuple):
     """layers: those that keep rows of `width` elements, by number; empty if all layers have attention. reach:
     the number of positions before its own whose rows a position reads. every: the positions that have a row
-    together, of their last one."""
+    together, of their last one. per_sequence: bytes that each sequence keeps beside its pages while it runs.
+    """
 
     layers: tuple[int, ...]
     width: int
     reach: int
     every: int = 1
+    per_sequence: int = 0
 
     @property
     def nbytes(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from aerie.engine.admission import MAX_RUNNING_REQUESTS
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
@@ -52,8 +53,9 @@ TOKEN_BYTES = 1 << 10
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes of a session's memory: weights, tables and activations in buffer objects; pages and gathered
-    cache of the longest prompt with an answer; the RoPE table on the host; Python's own memory; and, if
-    kv_pool is set, the whole page pool with swap space and all gathered caches."""
+    cache of the longest prompt with an answer, and its state; the RoPE table on the host; Python's own
+    memory; and, if kv_pool is set, the whole page pool with swap space, all gathered caches and the states of
+    as many sequences as run at once."""
 
     weights: int
     activations: int
@@ -130,7 +132,10 @@ def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices
     return MemoryEstimate(
         weights=buffers.weights + (devices - 1) * without_head.weights,
         activations=buffers.activations + (devices - 1) * without_head.activations,
-        kv_cache=devices * int(needs.positions * (layers * position_bytes + config.states.nbytes)),
+        kv_cache=devices
+        * int(
+            needs.positions * (layers * position_bytes + config.states.nbytes) + config.states.per_sequence
+        ),
         rope_table=rope_rows * config.rotary_dim * bf16.itemsize,
         working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
     )
@@ -214,7 +219,9 @@ def _footprint(
         return estimate
     kv_config = part.with_repeated_layers(devices)
     pages = pages_for(kv_config, options.kv_pool, 0, None)
-    return replace(estimate, kv_pool=pool_bytes(kv_config, pages) + gathered_bytes(kv_config, contexts))
+    beside = (min(MAX_RUNNING_REQUESTS, pages) - 1) * kv_config.states.per_sequence  # one is in kv_cache
+    gathered = gathered_bytes(kv_config, contexts)
+    return replace(estimate, kv_pool=pool_bytes(kv_config, pages) + gathered + beside)
 
 
 def gathered_bytes(config: ModelConfig, contexts: Sequence[int]) -> int:

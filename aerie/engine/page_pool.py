@@ -151,8 +151,8 @@ def pages_for(config: ModelConfig, positions: int | None, sequences: int, availa
     """Number of pages of a pool.
 
     positions: as requested; None means as many as `sequences` sequences of the model's context take, but at
-    most a quarter of `available` bytes, and at least one sequence. Raises UserError if `positions` is less
-    than a page.
+    most a quarter of the `available` bytes that what each keeps beside its pages leaves, and at least one
+    sequence. Raises UserError if `positions` is less than a page.
     """
     if positions is not None and positions < PAGE_SIZE:
         raise UserError(
@@ -162,7 +162,10 @@ def pages_for(config: ModelConfig, positions: int | None, sequences: int, availa
         return positions // PAGE_SIZE
     per_sequence = -(-config.context // PAGE_SIZE)
     count = sequences * per_sequence
-    return count if available is None else max(per_sequence, min(count, available // 4 // page_bytes(config)))
+    if available is None:
+        return count
+    left = max(0, available - sequences * config.states.per_sequence)
+    return max(per_sequence, min(count, left // 4 // page_bytes(config)))
 
 
 class PagedSequence:

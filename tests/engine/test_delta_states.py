@@ -13,13 +13,16 @@ import pytest
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.common.errors import UserError
+from aerie.engine.admission import MAX_RUNNING_REQUESTS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.delta_states import NOT_A_PAGE, DeltaHistory, GateFactors, decays_and_rates, plan_delta
 from aerie.engine.errors import ConfigError
 from aerie.engine.layer_states import DeltaHeads
+from aerie.engine.memory_estimate import SessionNeeds, estimate_all_variants, footprint, gathered_bytes
 from aerie.engine.numerics import bf16
 from aerie.engine.open_session import prepare_runtime
 from aerie.engine.page_manager import PAGE_SIZE
+from aerie.engine.page_pool import page_bytes, pages_for, pool_bytes
 from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session
@@ -134,6 +137,23 @@ def test_a_step_is_cut_into_runs() -> None:
     assert not history.rows.any()
     history.state_at, history.stop = 64, 128  # by whose last row that of position 63 is replaced
     assert [at for at in (64, 66, 67, 128) if history.can_go_on_at(at)] == [67, 128]
+
+
+@pytest.mark.parametrize("positions", [640, 64 * 64])
+def test_the_estimate_counts_what_each_sequence_keeps(session: Session, positions: int) -> None:
+    """Once beside the pages of one prompt, and with a pool once for each sequence that runs at once."""
+    config = session.model.config
+    assert config.delta
+    history = DeltaHistory(len(config.states.layers), config.delta, config.conv_taps)
+    nbytes = history.states.nbytes + history.rows.nbytes
+    assert footprint(config, SessionNeeds(0, (), 0)).kv_cache == nbytes
+    options = RuntimeOptions(None, select_backend("virtual"), Path("unused"), kv_pool=positions)
+    pages, contexts = positions // 64, options.variant_set(config).contexts
+    running = min(pages, MAX_RUNNING_REQUESTS)
+    in_pages = pool_bytes(config, pages) + gathered_bytes(config, contexts)
+    assert estimate_all_variants(config, options).kv_pool == in_pages + (running - 1) * nbytes
+    available = 5 * nbytes + 4 * 9 * page_bytes(config)
+    assert pages_for(config, None, 5, available) == 9
 
 
 def test_decays_and_rates_are_those_of_transformers() -> None:
