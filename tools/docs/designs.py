@@ -14,7 +14,8 @@ SUITES = {
     "hw_verdicts": "Routed designs of mlir-aie's `test/create-packet-flows/nightly/Inputs/hw_verdicts` that "
     "ran on a Strix: each passes or hangs. Of the 133, a public index has 119. Those below were read there, "
     "written anew from what they say, and run; their numbers are not compared. Of the random ones "
-    "(`stress_`) three are among them.",
+    "(`stress_`) seven are among them. `stress_s30_old` decided who has an arbiter next; with that rule 63 "
+    "were run, the other 34 before it.",
     "npu-xrt": "mlir-aie's `test/npu-xrt` at 3ca0193c, of 14 August 2026: modules with a host program for "
     "XRT, which says what is expected. The host programs are compiled unchanged. Tests whose module is made "
     "by Python with mlir-aie's package are left out.",

@@ -176,7 +176,7 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
     found = routes(device, ids)
     arbiters = list(dict.fromkeys(arbiter for route in found for arbiter in route.arbiters))
     initial = [_initial_values(device, number) for number in range(len(device.buffers))]
-    route_rows, arbiter_rows, parent_rows, sink_rows = _route_rows(device, found, arbiters)
+    route_rows, arbiter_rows, parent_rows, port_rows, sink_rows = _route_rows(device, found, arbiters)
     core_rows, release_rows = _core_rows(device, cores)
     ns = "vnpu::aie::"
     tables = [
@@ -200,6 +200,7 @@ def _device_tables(device: Device, cores: Sequence[str]) -> str:
         _table(device, f"{ns}RouteTable", "routes", route_rows),
         _table(device, "int", "route_arbiters", arbiter_rows),
         _table(device, "int", "route_parents", parent_rows),
+        _table(device, "int", "route_ports", port_rows),
         _table(device, f"{ns}SinkTable", "route_sinks", sink_rows),
         _table(device, f"{ns}CoreTable", "cores", core_rows),
         _table(device, "int", "core_releases", release_rows),
@@ -221,7 +222,7 @@ def _owner(device: Device, channel: Channel) -> int:
 
 
 def _join(device: Device, initial: Sequence[str], tables: Sequence[tuple[str, str, int]]) -> str:
-    uncounted = {7, 8, 9, 11}
+    uncounted = {7, 8, 9, 10, 12}
     fields = [string_literal(device.name)]
     for number, (_, name, count) in enumerate(tables):
         fields += [name] if number in uncounted else [name, str(count)]
@@ -293,15 +294,17 @@ def _use(use: LockUse | None) -> str:
 
 def _route_rows(
     device: Device, found: Sequence[Route], arbiters: Sequence[object]
-) -> tuple[list[str], list[str], list[str], list[str]]:
+) -> tuple[list[str], list[str], list[str], list[str], list[str]]:
     rows: list[str] = []
     used: list[str] = []
     parents: list[str] = []
+    ports: list[str] = []
     sinks: list[str] = []
     for route in found:
         first = len(used), len(sinks)
         used += [str(arbiters.index(arbiter)) for arbiter in route.arbiters]
         parents += map(str, route.parents)
+        ports += map(str, route.ports)
         for sink, keeps in route.sinks.items():
             header = "true" if keeps else "false"
             sinks.append(f"{{{device.channels[sink]}, {header}, {route.switches[sink]}}}")
@@ -314,7 +317,7 @@ def _route_rows(
             len(route.sinks),
         ]
         rows.append("{" + ", ".join(map(str, numbers)) + "}")
-    return rows, used, parents, sinks
+    return rows, used, parents, ports, sinks
 
 
 def _core_rows(device: Device, names: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -35,16 +35,19 @@ class Route:
     arbiters: list[Arbiter] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     """Of each arbiter: which one lies before it; -1 for none."""
+    ports: list[int] = field(default_factory=list)
+    """Of each arbiter: the port of its switch by which the route comes, counted through all that may send."""
     sinks: dict[Channel, bool] = field(default_factory=dict)
     """Receiving channels, and whether the header stays in what they receive."""
     switches: dict[Channel, int] = field(default_factory=dict)
     """How many switches are on the way to each of them."""
 
-    def enter(self, arbiter: Arbiter, before: int) -> int:
+    def enter(self, arbiter: Arbiter, before: int, port: int) -> int:
         """Go through an arbiter; gives its number in this route."""
         if arbiter not in self.arbiters:
             self.arbiters.append(arbiter)
             self.parents.append(before)
+            self.ports.append(port)
         return self.arbiters.index(arbiter)
 
     def end(self, sink: Channel, *, keeps_header: bool, switches: int | None = None) -> None:
@@ -147,7 +150,7 @@ def _add_packet_flow(
             sink = _end(dest_op.tile, dest_op.bundle.data, dest_op.channel.value.data, False)
             if sink is not None:
                 route.end(sink, keeps_header=keeps)
-                route.enter(Arbiter(sink.place, -1, sink.number), -1)
+                route.enter(Arbiter(sink.place, -1, sink.number), -1, 0)
         if not route.sinks:
             del found[source, number]
 
@@ -210,6 +213,15 @@ _OPPOSITE = {
     "East": ("West", (1, 0)),
     "West": ("East", (-1, 0)),
 }
+_SENDING_BUNDLES = ("Core", "DMA", "TileControl", "Ctrl", "FIFO", "South", "West", "North", "East", "Trace")
+"""In the order in which a switch counts its ports (aie-rt)."""
+_PORTS_PER_BUNDLE = 8
+
+
+def _port_number(port: Port) -> int:
+    return _SENDING_BUNDLES.index(port[0]) * _PORTS_PER_BUNDLE + port[1]
+
+
 _MUX_OUT = {("DMA", 0): ("North", 3), ("DMA", 1): ("North", 7)}
 _MUX_IN = {("North", 2): ("DMA", 0), ("North", 3): ("DMA", 1)}
 """The connections of a shim's mux that are meant where none is written."""
@@ -250,7 +262,7 @@ def _follow(
     assert isinstance(amsel, routing.AmselOp)
     masters = [(master, keeps) for master, choices, keeps in switch.masters if choice in choices]
     if masters:
-        before = route.enter(Arbiter(place, amsel.arbiter.value.data), way.before)
+        before = route.enter(Arbiter(place, amsel.arbiter.value.data), way.before, _port_number(port))
         way = replace(way, is_packet=True, before=before)
     for master, keeps in masters:
         _go_on(switches, place, master, route, way, keeps, passed)

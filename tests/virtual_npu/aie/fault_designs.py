@@ -234,4 +234,125 @@ def _broadcast(name: str, depth: int) -> str:
 BROADCASTS = _broadcast("shallow", 2) + _broadcast("deep", 3)
 """The slower receiver holds two of four objects, or three, and one more in front of its channel."""
 
-MODULE = "\n".join(["module {", LEFT, POOL, ENDLESS, CREDITS, BROADCASTS, "}"])
+
+def _slots(name: str, second: str) -> str:
+    """Two channels fill a slot each of a memtile's buffer, which is sent slot by slot. second: the lock that
+    says that the second slot is full."""
+    return f"""
+  aie.device(npu2) @{name} {{
+    %shim = aie.tile(0, 0)
+    %mem = aie.tile(0, 1)
+    %slots = aie.buffer(%mem) {{sym_name = "slots"}} : memref<16xi32>
+    %full = aie.lock(%mem, 0) {{init = 0 : i32, sym_name = "full"}}
+    %other = aie.lock(%mem, 1) {{init = 0 : i32, sym_name = "other"}}
+    aie.flow(%shim, DMA : 0, %mem, DMA : 0)
+    aie.flow(%shim, DMA : 1, %mem, DMA : 1)
+    aie.flow(%mem, DMA : 0, %shim, DMA : 0)
+    aie.memtile_dma(%mem) {{
+      %0 = aie.dma_start(S2MM, 0, ^left, ^next)
+    ^left:
+      aie.dma_bd(%slots : memref<16xi32> offset = 0 len = 8)
+      aie.use_lock(%full, Release, 1)
+      aie.next_bd ^end
+    ^next:
+      %1 = aie.dma_start(S2MM, 1, ^right, ^last)
+    ^right:
+      aie.dma_bd(%slots : memref<16xi32> offset = 8 len = 8)
+      aie.use_lock(%{second}, Release, 1)
+      aie.next_bd ^end
+    ^last:
+      %2 = aie.dma_start(MM2S, 0, ^first_slot, ^end)
+    ^first_slot:
+      aie.use_lock(%full, AcquireGreaterEqual, 1)
+      aie.dma_bd(%slots : memref<16xi32> offset = 0 len = 8)
+      aie.next_bd ^second_slot
+    ^second_slot:
+      aie.use_lock(%{second}, AcquireGreaterEqual, 1)
+      aie.dma_bd(%slots : memref<16xi32> offset = 8 len = 8)
+      aie.next_bd ^end
+    ^end:
+      aie.end
+    }}
+    aie.shim_dma_allocation @left(%shim, MM2S, 0)
+    aie.shim_dma_allocation @right(%shim, MM2S, 1)
+    aie.shim_dma_allocation @out(%shim, S2MM, 0)
+    aie.runtime_sequence @{name}(%a: memref<16xi32>, %b: memref<16xi32>) {{
+      {transfer("b", 16, "out", 0)}
+      {transfer("a", 16, "right", 1, offset=8).replace("1, 1, 1, 16", "1, 1, 1, 8")}
+      aiex.npu.dma_wait {{symbol = @right}}
+      {transfer("a", 16, "left", 2).replace("1, 1, 1, 16", "1, 1, 1, 8")}
+      aiex.npu.dma_wait {{symbol = @out}}
+    }}
+  }}
+"""
+
+
+SLOTS = _slots("arrivals", "full") + _slots("slot_by_slot", "other")
+"""A lock that counts what has arrived, whichever slot it is in; and a lock for each slot."""
+
+
+def _scope(name: str, before: str, after: str) -> str:
+    """A core that copies three blocks; it gives back its input before it waits for room, or after it read."""
+    return f"""
+  aie.device(npu2) @{name} {{
+    %shim = aie.tile(0, 0)
+    %core = aie.tile(0, 2)
+    aie.flow(%shim, DMA : 0, %core, DMA : 0)
+    aie.flow(%core, DMA : 0, %shim, DMA : 0)
+    %in = aie.buffer(%core) {{sym_name = "block"}} : memref<8xi32>
+    %copy = aie.buffer(%core) {{sym_name = "copy"}} : memref<8xi32>
+    %in_free = aie.lock(%core, 0) {{init = 1 : i32, sym_name = "in_free"}}
+    %in_full = aie.lock(%core, 1) {{init = 0 : i32, sym_name = "in_full"}}
+    %copy_free = aie.lock(%core, 2) {{init = 1 : i32, sym_name = "copy_free"}}
+    %copy_full = aie.lock(%core, 3) {{init = 0 : i32, sym_name = "copy_full"}}
+    aie.core(%core) {{
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %c3 = arith.constant 3 : index
+      %c8 = arith.constant 8 : index
+      scf.for %r = %c0 to %c3 step %c1 {{
+        aie.use_lock(%in_full, AcquireGreaterEqual, 1)
+        {before}
+        aie.use_lock(%copy_free, AcquireGreaterEqual, 1)
+        scf.for %i = %c0 to %c8 step %c1 {{
+          %x = memref.load %in[%i] : memref<8xi32>
+          memref.store %x, %copy[%i] : memref<8xi32>
+        }}
+        {after}
+        aie.use_lock(%copy_full, Release, 1)
+      }}
+      aie.end
+    }}
+    aie.mem(%core) {{
+      %0 = aie.dma_start(S2MM, 0, ^in, ^next)
+    ^in:
+      aie.use_lock(%in_free, AcquireGreaterEqual, 1)
+      aie.dma_bd(%in : memref<8xi32>)
+      aie.use_lock(%in_full, Release, 1)
+      aie.next_bd ^in
+    ^next:
+      %1 = aie.dma_start(MM2S, 0, ^out, ^end)
+    ^out:
+      aie.use_lock(%copy_full, AcquireGreaterEqual, 1)
+      aie.dma_bd(%copy : memref<8xi32>)
+      aie.use_lock(%copy_free, Release, 1)
+      aie.next_bd ^out
+    ^end:
+      aie.end
+    }}
+    aie.shim_dma_allocation @in(%shim, MM2S, 0)
+    aie.shim_dma_allocation @out(%shim, S2MM, 0)
+    aie.runtime_sequence @{name}(%a: memref<24xi32>, %b: memref<24xi32>) {{
+      {transfer("a", 24, "in", 0)}
+      aiex.npu.dma_wait {{symbol = @in}}
+      {transfer("b", 24, "out", 1)}
+      aiex.npu.dma_wait {{symbol = @out}}
+    }}
+  }}
+"""
+
+
+_GIVE_BACK = "aie.use_lock(%in_free, Release, 1)"
+SCOPES = _scope("too_early", _GIVE_BACK, "") + _scope("after_reading", "", _GIVE_BACK)
+
+MODULE = "\n".join(["module {", LEFT, POOL, ENDLESS, CREDITS, BROADCASTS, SLOTS, SCOPES, "}"])

@@ -106,6 +106,19 @@ def test_a_broadcast_to_a_receiver_with_too_few_buffers(program: Program) -> Non
     assert _waits("\n".join(why.explain(text[text.index("registers of") :]))) == _waits(text)
 
 
+@pytest.mark.parametrize(
+    ("entry", "blocks"),
+    [("arrivals", "02"), ("slot_by_slot", "12"), ("too_early", "233"), ("after_reading", "123")],
+)
+def test_a_lock_that_guards_something_else(program: Program, entry: str, blocks: str) -> None:
+    # Blocks of 1s, 2s and 3s go in. A slot that is sent before it comes is 0; the next block lies over one
+    # that is given back before it is read.
+    sent = np.repeat(np.arange(1, len(blocks) + 1, dtype=np.int32), 8)
+    got = program.run(sent, np.zeros_like(sent), entry=entry).outputs[1]
+    assert got[::8].tolist() == [int(block) for block in blocks]
+    assert np.array_equal(got, np.repeat(got[::8], 8))
+
+
 def _waits(text: str) -> set[tuple[str, str]]:
     """Who waits for a lock or for words; the host and what has no status register are left out."""
     waits = re.findall(r"^ *([\w ]*\(\d, \d\)).*? waits for (?:\d+ |a )?(lock|words)", text, re.MULTILINE)

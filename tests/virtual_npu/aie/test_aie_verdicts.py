@@ -144,6 +144,51 @@ def _two_makers(name: str, spins: int) -> str:
     return design.routes(routes).host({"out": "30S0"}, f"out+0,{6 * BLOCK} w:out", 6 * BLOCK)
 
 
+def _crowd(name: str) -> str:
+    """Three packets for one arbiter: one that has it until the host lets it go on, one that waits from the
+    begin at the highest port, and one that comes last, at the lowest."""
+    design = Routed(name).buffer("first", "31", credits=0, full=1).buffer("last", "31")
+    design.buffer("far", "32", credits=0, full=1)
+    design.channel("31", "S0", ["last"], loops=False).channel("31", "M0", ["last"], packet=0, loops=False)
+    design.channel("31", "M1", ["first"], packet=1, loops=False)
+    design.channel("32", "M0", ["far"], packet=2, loops=False)
+    routes = """
+      x30: D0>N3 N2>D0
+      30: S3>N3 N0>S2
+      31: S3>D0 S0=0.0 D0|31,0>0.0 D1|31,1>0.0 N0|31,2>0.0
+      32: S0=0.0 D0|31,2>0.0"""
+    sequence = f"a+{BLOCK},{BLOCK} w:a out+0,{3 * BLOCK} w:out"
+    return design.routes(routes).host({"a": "30M0", "out": "30S0"}, sequence, 3 * BLOCK)
+
+
+def _chain_lock(name: str, blocks: int, routes: str) -> str:
+    """A join whose first input has one lock for a whole chain of blocks, and two buffers in the core."""
+    design = Routed(name).buffer("a_mem", "31", blocks, credits=1).ring("b_mem", "31", 1, 1, blocks)
+    words = f"memref<{blocks * BLOCK}xi32>"
+    whole = f"""aie.dma_start(S2MM, 0, ^whole, ^NEXT)
+^whole:
+aie.use_lock(%a_mem_p, AcquireGreaterEqual, %one)
+aie.dma_bd(%a_mem : {words})
+aie.use_lock(%a_mem_c, Release, %one)
+aie.next_bd ^whole"""
+    chain = ["aie.dma_start(MM2S, 0, ^part0, ^NEXT)"]
+    for part in range(blocks):
+        chain.append(f"^part{part}:")
+        chain += ["aie.use_lock(%a_mem_c, AcquireGreaterEqual, %one)"] if part == 0 else []
+        packet = "{packet = #aie.packet_info<pkt_type = 0, pkt_id = 0>}"
+        chain.append(f"aie.dma_bd(%a_mem : {words} offset = {part * BLOCK} len = {BLOCK}) {packet}")
+        chain += ["aie.use_lock(%a_mem_p, Release, %one)"] if part == blocks - 1 else []
+        chain.append(f"aie.next_bd ^part{(part + 1) % blocks}")
+    design.programs["31"] += [whole, "\n".join(chain)]
+    for buffer in ("a_in", "a_in2", "b_in", "sum"):
+        design.buffer(buffer, "32")
+    design.core("32", blocks // 2, ["a_in", "b_in", "a_in2"], "sum")
+    design.channel("32", "S0", ["a_in", "a_in2"]).channel("32", "S1", ["b_in"]).channel("32", "M0", ["sum"])
+    out = blocks // 2 * BLOCK
+    sequence = f"a+0,{blocks * BLOCK} out+0,{out} w:a b+{ALL},{blocks * BLOCK} w:out"
+    return design.routes(SHIM + routes).host(ENDS, sequence, out)
+
+
 ONE_ARBITER = APART + "32: D0>S0 D0=1.0 D1=1.1 S0|31,1>1.1 S1|31,0>1.0"
 TWO_ARBITERS = APART + "32: D0>S0 D0=1.0 D1=0.0 S0|31,1>0.0 S1|31,0>1.0"
 ONE_LINK = """31: S3>D0 S5>D1 N0>S0 N1=0.0,0.1 D1|31,1>0.1 D0|31,0>0.0
@@ -199,6 +244,10 @@ DESIGNS = {
     "host_after_others": (_meet("host_after_others", 8), False),
     "slow_maker": (_two_makers("slow_maker", 800), True),
     "less_slow_maker": (_two_makers("less_slow_maker", 100), False),
+    "lowest_port_first": (_crowd("lowest_port_first"), False),
+    "chain_lock_runs_ahead": (_chain_lock("chain_lock_runs_ahead", 4, ONE_ARBITER), True),
+    "chain_lock_fits": (_chain_lock("chain_lock_fits", 2, ONE_ARBITER), False),
+    "chain_lock_two_arbiters": (_chain_lock("chain_lock_two_arbiters", 4, TWO_ARBITERS), False),
     "headers_dropped": (_headers("headers_dropped", ""), False),
     "headers_kept": (_headers("headers_kept", "h"), True),
 }
@@ -221,6 +270,13 @@ def test_verdict(program: Program, name: str) -> None:
             program.run(*arguments, entry=name)
     else:
         program.run(*arguments, entry=name)
+
+
+def test_the_lowest_port_goes_before_one_that_waited_longer(program: Program) -> None:
+    sent = np.arange(IN_WORDS, dtype=np.int32)
+    got = program.run(sent, np.zeros(3 * BLOCK, np.int32), entry="lowest_port_first").outputs[1]
+    nothing = np.zeros(BLOCK, np.int32)
+    assert np.array_equal(got.reshape(3, BLOCK), [nothing, sent[BLOCK : 2 * BLOCK], nothing])
 
 
 def test_a_join_sums_what_came(program: Program) -> None:

@@ -152,6 +152,8 @@ class Arbiter {
   void wait(Source *source);
   // A sender holds it, or waits for it, no more; its last word has passed at a time.
   void leave(Source *source, i64 at);
+  // Which of the waiters has it next.
+  int next_waiter() const;
   int lane = -1;
   i64 free_at = 0;  // when the last word of the packet before has passed
 };
@@ -187,6 +189,8 @@ class Source final : public Runnable {
   // Forgets what it sends, and leaves the arbiters that it holds.
   void reset();
   const Arbiter *blocking_arbiter() const;
+  // By which port of the switch its packet comes to an arbiter of its way.
+  int port_at(const Arbiter &arbiter) const;
   const Sink *blocking_sink() const;
 
   Channel *channel = nullptr;

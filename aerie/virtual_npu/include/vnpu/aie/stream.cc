@@ -215,6 +215,24 @@ void Arbiter::wait(Source *source) {
   waiters.push(source);
 }
 
+// The lowest port, however long others have waited: hw_verdicts stress_s30_old hangs so, and neither by turns nor in the order
+// in which they came; stress_s105_old rules out the highest.
+int Arbiter::next_waiter() const {
+  List<Source *> &all = const_cast<List<Source *> &>(waiters);
+  int next = 0;
+  for (int k = 1; k < all.size(); ++k) {
+    if (all[k]->port_at(*this) < all[next]->port_at(*this)) next = k;
+  }
+  return next;
+}
+
+int Source::port_at(const Arbiter &arbiter) const {
+  for (int k = 0; k < crossing->table->arbiters; ++k) {
+    if (crossing->arbiters[k] == &arbiter) return channel->array->table.route_ports[crossing->table->first_arbiter + k];
+  }
+  return 0;
+}
+
 void Arbiter::leave(Source *source, i64 at) {
   int kept = 0;
   for (int i = 0; i < waiters.size(); ++i) {
@@ -225,9 +243,9 @@ void Arbiter::leave(Source *source, i64 at) {
   holder = nullptr;
   free_at = at;
   if (waiters.size() == 0) return;
-  // The first that waits has it from now on.
-  holder = waiters[0];
-  for (int k = 1; k < waiters.size(); ++k) waiters[k - 1] = waiters[k];
+  const int next = next_waiter();
+  holder = waiters[next];
+  for (int k = next + 1; k < waiters.size(); ++k) waiters[k - 1] = waiters[k];
   waiters.shrink(waiters.size() - 1);
   holder->channel->run.ready_at(holder, at);
 }

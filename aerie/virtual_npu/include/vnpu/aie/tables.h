@@ -88,7 +88,8 @@ struct SinkTable {
 // Where the words of a channel go: packets with this id, or all where the id is -1.
 struct RouteTable {
   int source, id;
-  int first_arbiter, arbiters;  // in `route_arbiters`, and in `route_parents` which of the route's lies before each; -1: none
+  int first_arbiter, arbiters;  // in `route_arbiters`, and in `route_parents` which of the route's lies before each; -1: none;
+  // in `route_ports` by which port of the switch the route comes to each
   int first_sink, sinks;  // in `route_sinks`
 };
 
@@ -120,6 +121,7 @@ struct DeviceTable {
   int routes;
   const int *route_arbiters;
   const int *route_parents;
+  const int *route_ports;
   const SinkTable *route_sinks;
   const CoreTable *core;
   int cores;
