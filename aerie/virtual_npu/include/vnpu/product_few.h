@@ -98,7 +98,6 @@ struct Few512 {
   template <int Rows>
   // A piece is transposed whenever this many pairs of steps were added to at most 8 rows.
   static constexpr int kPairsAPiece = 4;
-  static constexpr int kColumnsAtOnce = 0;
   using Packed = uint32_t;                // of one column, two steps of k
   static constexpr int kPacked = kColumns;  // a pair of steps of a panel
   typedef float Floats __attribute__((vector_size(kLanes * 4)));
@@ -145,7 +144,6 @@ struct FewPlain : Few512 {
 struct FewPlain {
   static constexpr int kMinRows = 1;
   static constexpr int kMaxRowsPrefetchedTwice = 0;
-  static constexpr int kColumnsAtOnce = 0;  // that can be multiplied by without being transposed
   static constexpr int kRows = 4, kColumns = 24, kVectors = 3, kLanes = 8;
   static constexpr bool kFetches = false;
   template <int Rows>
@@ -208,26 +206,6 @@ struct FewPairs : Few512 {
   // Packs eight rows of a over a piece's steps. Each kRows rows take kLefts numbers per pair of steps.
   static void pack_rows(const bf16 *a, const i64 *rows, Left *to, i64) {
     turn_piece(a, rows, [&](int pair, __m256i eight) { store_eight(to + pair * kLefts, eight); });
-  }
-  static constexpr int kColumnsAtOnce = 16;  // of add_runs
-  // Adds to the sums of eight rows in some columns, eight floats each, the products of all pairs of steps. Columns of b are runs
-  // of k, `Apart` elements from each other.
-  template <int Apart>
-  [[gnu::noinline]] static void add_runs(const Left *a, const bf16 *b, int pairs, float *c) {
-    __m256 sums[kColumnsAtOnce];
-#pragma GCC unroll 16
-    for (int n = 0; n < kColumnsAtOnce; ++n) sums[n] = _mm256_load_ps(c + n * kRows);
-    for (int pair = 0; pair < pairs; ++pair, a += kLefts, b += 2) {
-      const __m256bh factors = (__m256bh)_mm256_load_si256(reinterpret_cast<const __m256i *>(a));
-#pragma GCC unroll 16
-      for (int n = 0; n < kColumnsAtOnce; ++n) {
-        int both;
-        memcpy(&both, b + n * Apart, sizeof(both));
-        sums[n] = _mm256_dpbf16_ps(sums[n], factors, (__m256bh)dots::pairs::unknown(_mm256_set1_epi32(both)));
-      }
-    }
-#pragma GCC unroll 16
-    for (int n = 0; n < kColumnsAtOnce; ++n) _mm256_store_ps(c + n * kRows, sums[n]);
   }
   // Adds the products of a pair of steps to the sums of the first rows.
   template <int Rows>

@@ -1,46 +1,49 @@
-// A product of few rows by an operand that a function makes row by row (made_rows.h).
+// A product of few rows by an operand that a function makes by pairs of k (made_pairs.h).
 //
-// What the function makes in one call is multiplied at once, while it is in L1, by the micro-kernels of product_few.h; those of
-// pairs read it as it lies. Meanwhile what the function reads for the next columns is prefetched into L2. Every thread has
-// neighbouring columns.
+// What the function makes in one call is multiplied at once, while it is in L1, by the micro-kernels of product_few.h, as it
+// lies. Meanwhile what the function reads for the next columns is prefetched into L2. Every thread has neighbouring columns.
 #pragma once
 
 #include "vnpu/entry.h"
-#include "vnpu/made_rows.h"
+#include "vnpu/made_pairs.h"
 #include "vnpu/product_few.h"
 #include "vnpu/product_operands.h"
 
 namespace vnpu::product {
 
-// Calls of the function: `steps` for every `columns` columns of the product, which are a tile.
+// Calls of the function for every tile, which is kColumns columns of the product for each part of the form.
 struct MadeCalls {
+  // Where a call reads, in bytes from the begin of the product's b, and its argument: of a step beyond those of its tile.
   struct Call {
-    const uint8_t *from;
-    int32_t argument;
+    i64 from, argument;
   };
-  const MadeRows *rows;
-  i64 columns, steps;
-  i64 parts, bytes, apart;  // what a call reads: parts of so many bytes, and bytes from the begin of one to that of the next
+  const MadePairs *form;
+  const Call *of_steps;
+  i64 steps;
+  i64 bytes, apart;  // of a part, and from the begin of one to that of the next
   i64 calls_a_source;  // calls one after the other that read the same
 };
 
-template <class Kernel, int Apart>
+// Whether a micro-kernel multiplies by what a function makes by pairs.
+template <class Kernel>
+inline constexpr bool multiplies_pairs = Kernel::kColumns == MadePairs::kColumns && Kernel::kPacked == MadePairs::kColumns;
+template <>
+inline constexpr bool multiplies_pairs<Unserved> = false;
+
+template <class Kernel>
 class FewMade : Operands {
  public:
-  FewMade(const Product &product, const MadeCalls &calls) : Operands(product), calls_(calls) {}
+  FewMade(const Product &product, const MadeCalls &calls)
+      : Operands(product), calls_(calls), columns_(calls.form->parts * kColumns) {}
 
   // Whether the micro-kernel has all it needs.
-  bool serves() const {
-    const i64 depth = calls_.rows->depth, least = kAtOnce ? kAtOnce : kPieceColumns;
-    return depth % kPieceSteps == 0 && depth <= kApart && calls_.columns % least == 0 && calls_.columns <= kMaxColumns &&
-           a_steps_.has_whole_lines();
-  }
+  bool serves() const { return columns_ <= kMaxColumns && a_steps_.has_whole_lines(); }
 
-  // at(tile, step): the call.
-  template <class At>
-  void run(const At &at) {
+  // of_tile(tile): its begin.
+  template <class OfTile>
+  void run(const OfTile &of_tile) {
     multiply_rows(Kernel::kMinRows,
-                  [&] { share_panels(calls_.columns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end, at); }); });
+                  [&] { share_panels(columns_, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end, of_tile); }); });
   }
 
  private:
@@ -48,46 +51,42 @@ class FewMade : Operands {
   using Packed = typename Kernel::Packed;
   using Floats = typename Kernel::Floats;
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
-  static constexpr int kAtOnce = Kernel::kColumnsAtOnce;
   static constexpr i64 kPackedRows = 8, kWorthThreads = 1 << 20;
   static constexpr int kMaxColumns = 128;
-  static constexpr int kApart = Apart;  // elements from one column of what is made to the next: an odd number of cache lines
 
   struct Work {
     Left *packed;  // a: kRows rows, pair by pair of steps, then the next kRows
-    bf16 *made;
-    Packed *turned;  // a panel of what is made
+    Packed *made;  // a piece
     float *sums;  // at place()
   };
 
-  template <class At>
-  void multiply(i64 first, i64 end, const At &at) const {
+  template <class OfTile>
+  void multiply(i64 first, i64 end, const OfTile &of_tile) const {
     if (first >= end) return;
     Blocks blocks;
-    const i64 depth = calls_.rows->depth;
     Work work;
     work.packed = blocks.alloc<Left>(padded_rows() / kRows * lefts(k_));
-    work.made = blocks.alloc<bf16>(calls_.columns * kApart);
-    work.turned = blocks.alloc<Packed>(depth / 2 * Kernel::kPacked);
-    work.sums = blocks.alloc<float>(panels() * kColumns * padded_rows());
-    memset(static_cast<void *>(work.turned), 0, size_t(depth / 2 * Kernel::kPacked) * sizeof(Packed));
+    work.made = blocks.alloc<Packed>(kPieceSteps / 2 * Kernel::kPacked);
+    work.sums = blocks.alloc<float>(columns_ * padded_rows());
     pack_rows(work.packed);
+    MadeCalls::Call begin = of_tile(first);
     for (i64 tile = first; tile < end; ++tile) {
       check_running();
-      begin(tile, work.sums);
+      clear(tile, work.sums);
       const CoreModes modes;
+      const MadeCalls::Call next = tile + 1 < end ? of_tile(tile + 1) : begin;
       for (i64 step = 0; step < calls_.steps; ++step) {
-        const MadeCalls::Call call = at(tile, step);
-        if (tile + 1 < end) prefetch(at(tile + 1, step).from, step % calls_.calls_a_source);
-        calls_.rows->make(call.argument, call.from, calls_.apart, work.made, kApart);
-        add_made(work, work.packed + lefts(step * depth));
+        const MadeCalls::Call &of_step = calls_.of_steps[step];
+        if (tile + 1 < end) prefetch(source(next.from + of_step.from), step % calls_.calls_a_source);
+        add_made(work, step, source(begin.from + of_step.from), int32_t(begin.argument + of_step.argument));
       }
       finish(tile, work.sums);
+      begin = next;
     }
   }
 
+  const uint8_t *source(i64 at) const { return reinterpret_cast<const uint8_t *>(product_.b) + at; }
   i64 padded_rows() const { return (m_ + kPackedRows - 1) / kPackedRows * kPackedRows; }
-  i64 panels() const { return (calls_.columns + kColumns - 1) / kColumns; }
 
   // Lefts of kRows rows over some steps.
   static i64 lefts(i64 steps) { return steps / 2 * Kernel::kLefts; }
@@ -104,38 +103,21 @@ class FewMade : Operands {
   // The share of one call in what it and others read.
   void prefetch(const uint8_t *from, i64 share) const {
     const i64 begin = share * calls_.bytes / calls_.calls_a_source, end = (share + 1) * calls_.bytes / calls_.calls_a_source;
-    for (i64 part = 0; part < calls_.parts; ++part, from += calls_.apart) {
+    for (i64 part = 0; part < calls_.form->parts; ++part, from += calls_.apart) {
       for (i64 at = begin; at < end; at += 64) __builtin_prefetch(from + at, 0, 2);
     }
   }
 
-  // Adds the products by what was made to the sums of all rows.
-  void add_made(const Work &work, const Left *a) const {
-    const int pairs = int(calls_.rows->depth / 2);
+  // Adds the products by what one call makes to the sums of all rows. The CPU makes a piece while it multiplies by the one before.
+  void add_made(const Work &work, i64 step, const uint8_t *from, int32_t argument) const {
     float *sums = work.sums;
-    if constexpr (kAtOnce > 0) {
-      for (i64 m = 0; m < m_; m += kRows, a += lefts(k_)) {
-        for (i64 n = 0; n < calls_.columns; n += kAtOnce, sums += kAtOnce * kRows) {
-          Kernel::template add_runs<kApart>(a, work.made + n * kApart, pairs, sums);
+    for (i64 part = 0; part < calls_.form->parts; ++part, from += calls_.apart, sums += padded_rows() * kColumns) {
+      for (i64 first = 0; first < calls_.form->depth; first += kPieceSteps) {
+        calls_.form->make(argument, from, first, work.made);
+        const Left *a = work.packed + lefts(step * calls_.form->depth + first);
+        for (i64 m = 0; m < m_; m += kRows, a += lefts(k_)) {
+          add_up_to<kRows>(int(m_ - m), a, work.made, kPiecePairs, sums + m * kColumns);
         }
-      }
-    } else {
-      for (i64 panel = 0; panel < panels(); ++panel) {
-        turn(work.made, panel, work.turned);
-        const Left *from = a;
-        for (i64 m = 0; m < m_; m += kRows, from += lefts(k_), sums += kRows * kColumns) {
-          add_up_to<kRows>(int(m_ - m), from, work.turned, pairs, sums);
-        }
-      }
-    }
-  }
-
-  void turn(const bf16 *made, i64 panel, Packed *to) const {
-    i64 columns[kPieceColumns];
-    for (i64 i = 0; i < kPieceColumns; ++i) columns[i] = i * kApart;
-    for (i64 n = panel * kColumns; n < (panel + 1) * kColumns && n < calls_.columns; n += kPieceColumns, to += kPieceColumns) {
-      for (i64 k = 0; k < calls_.rows->depth; k += kPieceSteps) {
-        Kernel::turn(made + n * kApart + k, columns, to + k / 2 * Kernel::kPacked);
       }
     }
   }
@@ -166,24 +148,20 @@ class FewMade : Operands {
   }
 
   // The sum of a row in a column of the tile.
-  i64 place(i64 m, i64 n) const {
-    if constexpr (kAtOnce > 0) return (m / kRows * calls_.columns + n) * kRows + m % kRows;
-    const i64 rows = (m_ + kRows - 1) / kRows * kRows;
-    return (n / kColumns * rows + m) * kColumns + n % kColumns;
-  }
-  void begin(i64 tile, float *sums) const {
-    memset(sums, 0, size_t(panels() * kColumns * padded_rows()) * sizeof(float));
+  i64 place(i64 m, i64 n) const { return (n / kColumns * padded_rows() + m) * kColumns + n % kColumns; }
+  void clear(i64 tile, float *sums) const {
+    memset(sums, 0, size_t(columns_ * padded_rows()) * sizeof(float));
     if (product_.rounded) return;
-    const i64 *const columns = c_columns_.some(tile * calls_.columns, calls_.columns).at;
+    const i64 *const columns = c_columns_.some(tile * columns_, columns_).at;
     for (i64 m = 0; m < m_; ++m) {
-      for (i64 n = 0; n < calls_.columns; ++n) sums[place(m, n)] = product_.c[c_rows_[m] + columns[n]];
+      for (i64 n = 0; n < columns_; ++n) sums[place(m, n)] = product_.c[c_rows_[m] + columns[n]];
     }
   }
   void finish(i64 tile, const float *sums) const {
-    const Places columns = c_columns_.some(tile * calls_.columns, calls_.columns);
+    const Places columns = c_columns_.some(tile * columns_, columns_);
     alignas(64) float row[kMaxColumns];
     for (i64 m = 0; m < m_; ++m) {
-      for (i64 n = 0; n < calls_.columns; ++n) row[n] = sums[place(m, n)];
+      for (i64 n = 0; n < columns_; ++n) row[n] = sums[place(m, n)];
       if (product_.rounded) round(row, columns, product_.rounded + c_rows_[m]);
       else scatter(product_.c + c_rows_[m], columns, row);
     }
@@ -201,6 +179,7 @@ class FewMade : Operands {
     }
   }
   const MadeCalls calls_;
+  const i64 columns_;  // of a tile
 };
 
 }  // namespace vnpu::product

@@ -7,26 +7,12 @@
 #pragma once
 
 #include "types.hpp"
+#include "weight_pairs.hpp"
 
 #if defined(AIE_HOST_WEIGHT_BLOCKS)
 
 namespace aie {
 namespace host {
-
-// f32 of which the upper half is rounded to even; of normal numbers.
-AIE_HOST_INLINE __m512i rounded_to_even(__m512 v) {
-  const __m512i bits = (__m512i)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-}
-// Two vectors of f32 as bf16: the first in the lower half.
-AIE_HOST_INLINE __m512i rounded_to_bf16(__m512 a, __m512 b) {
-#if defined(VNPU_BF16_DOTS)
-  return (__m512i)_mm512_cvtne2ps_pbh(b, a);
-#else
-  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_even(a), 16))),
-                            _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_even(b), 16)), 1);
-#endif
-}
 
 struct weight_tables {
   static constexpr unsigned columns = 256, rows = 32, lanes_of_row = 64, groups = 8;
