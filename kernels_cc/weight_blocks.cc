@@ -229,16 +229,40 @@ void unpack_pairs_slowly(const uint8_t* block, unsigned first, uint32_t* to) {
 template <typename On>
 using BlocksOf = On::Api::template weight_blocks<WEIGHT_BITS>;
 
+// A group of columns: its block, and the first of its columns there.
+struct GroupPlace {
+  const uint8_t* block;
+  unsigned first;
+
+  GroupPlace(int32_t from, const uint8_t* weights, int64_t first)
+      : block(weights + unsigned(from + first) / columns * block_bytes), first(unsigned(from + first) % columns) {}
+};
+
 // Of the weights of unpack_blocks_bf16 those of a group of columns of 32 rows, by pairs of columns: each a vector of all rows.
 void unpack_group_pairs(int32_t from, const uint8_t* weights, int64_t first, uint32_t* to) {
   aie::set_rounding(aie::rounding_mode::conv_even);
-  const unsigned column = unsigned(from + first), in_block = column % columns;
-  const uint8_t* const block = weights + column / columns * block_bytes;
-  if (!BlocksOf<Of>::unpack_pairs(in_block, block, to)) unpack_pairs_slowly(block, in_block, to);
+  const GroupPlace group(from, weights, first);
+  if (!BlocksOf<Of>::unpack_pairs(group.first, group.block, to)) unpack_pairs_slowly(group.block, group.first, to);
 }
 
+#if defined(AIE_HOST_WEIGHT_SUMS)
+// The same, and sums += the products of eight rows of a, pair by pair, by a group that was unpacked before.
+void unpack_group_pairs_and_add(int32_t from, const uint8_t* weights, int64_t first, uint32_t* to, const uint32_t* a,
+                                const uint32_t* made, float* sums) {
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  const GroupPlace group(from, weights, first);
+  if (BlocksOf<Of>::unpack_pairs_and_add(group.first, group.block, to, a, made, sums)) return;
+  unpack_pairs_slowly(group.block, group.first, to);
+  BlocksOf<Of>::add_pairs(a, made, sums);
+}
+constexpr vnpu::MadePairs::MakeAndAdd make_and_add = &unpack_group_pairs_and_add;
+#else
+constexpr vnpu::MadePairs::MakeAndAdd make_and_add = nullptr;
+#endif
+
 // What a CPU multiplies few rows by (vnpu/made.h).
-const vnpu::MadePairs by_pairs(&unpack_blocks_bf16, UNPACKED_GROUPS* group_columns, UNPACKED_BLOCKS, &unpack_group_pairs);
+const vnpu::MadePairs by_pairs(&unpack_blocks_bf16, UNPACKED_GROUPS* group_columns, UNPACKED_BLOCKS, &unpack_group_pairs,
+                               make_and_add);
 
 }  // namespace
 #endif

@@ -196,8 +196,6 @@ class Made::Work {
       const bool is_dense = source.count == 1 && source.list[0].first == 1;
       const bool is_in_parts = source.count == 2 && source.list[0].extent == parts && source.list[1].first == 1;
       if (!is_dense && !is_in_parts) return false;
-      i64 calls = 1;
-      while (calls < depth_ && at(steps_, calls, &Axis::first) == at(steps_, 0, &Axis::first)) ++calls;
       Product product = product_;
       if (c_) product.rounded = c_;
       Blocks blocks;
@@ -205,7 +203,7 @@ class Made::Work {
       for (i64 step = 0; step < depth_; ++step) {
         of_steps[step] = {at(steps_, step, &Axis::first), at(steps_, step, &Axis::second)};
       }
-      product::FewMade<Kernel> few(product, {made_.pairs_, of_steps, depth_, part, is_dense ? part : source.list[0].first, calls});
+      product::FewMade<Kernel> few(product, {made_.pairs_, of_steps, depth_, is_dense ? part : source.list[0].first});
       if (!few.serves()) return false;
       few.run([&](i64 tile) {
         return product::MadeCalls::Call{at(tiles_, tile, &Axis::first), made_.argument_ + at(tiles_, tile, &Axis::second)};

@@ -18,11 +18,21 @@ class MadePairs {
   // to[k / 2 * kColumns + n], counted from the piece's begin. `to` begins at a cache line.
   using Make = void (*)(int32_t argument, const uint8_t *from, int64_t first, uint32_t *to);
 
+  // The same, and meanwhile adds the products of eight rows by the piece before, in pairs (dots.h). a: of each pair of k those of
+  // the rows; sums: eight rows of kColumns.
+  using MakeAndAdd = void (*)(int32_t argument, const uint8_t *from, int64_t first, uint32_t *to, const uint32_t *a,
+                              const uint32_t *made, float *sums);
+
   // Announces the form of a function that makes `depth` k, a multiple of kSteps, and kColumns n for each of some parts, of which
-  // one follows the other; null: it has none on this CPU. An object of static storage does it before any program runs.
+  // one follows the other; null: it has none on this CPU, and make_and_add may be null by itself. An object of static storage does it before any program runs.
   template <class Function>
-  MadePairs(Function *function, int64_t depth, int64_t parts, Make make)
-      : make(make), depth(depth), parts(parts), function_(reinterpret_cast<const void *>(function)), next_(first()) {
+  MadePairs(Function *function, int64_t depth, int64_t parts, Make make, MakeAndAdd make_and_add)
+      : make(make),
+        make_and_add(make_and_add),
+        depth(depth),
+        parts(parts),
+        function_(reinterpret_cast<const void *>(function)),
+        next_(first()) {
     if (make) first() = this;
   }
 
@@ -34,6 +44,7 @@ class MadePairs {
   }
 
   const Make make;
+  const MakeAndAdd make_and_add;
   const int64_t depth, parts;
 
  private:

@@ -108,6 +108,7 @@ struct Few512 {
 };
 
 struct FewPlain : Few512 {
+  static constexpr bool kAddsPairs = false;  // whether products are added in pairs of steps
   static constexpr int kMinRows = 1;  // rows of c are taken kRows at a time, the last ones in halves of that, down to this many
   static constexpr int kMaxRowsPrefetchedTwice = 2;  // rows that leave time to prefetch lines of b twice if memory is busy
   using Left = float;
@@ -198,6 +199,7 @@ using FewPlain = Unserved;
 
 #if defined(VNPU_BF16_DOTS)
 struct FewPairs : Few512 {
+  static constexpr bool kAddsPairs = true;
   static constexpr int kMinRows = kRows;  // fewer are no faster
   static constexpr int kMaxRowsPrefetchedTwice = kRows;
   using Left = uint32_t;  // two steps of a row
@@ -210,13 +212,7 @@ struct FewPairs : Few512 {
   // Adds the products of a pair of steps to the sums of the first rows.
   template <int Rows>
   static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
-    const __m512bh low = (__m512bh)_mm512_load_si512(b), high = (__m512bh)_mm512_load_si512(b + kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-      const __m512bh factor = (__m512bh)dots::pairs::unknown(_mm512_set1_epi32(int(a[r])));
-      sums[r][0] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][0], factor, low);
-      sums[r][1] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][1], factor, high);
-    }
+    dots::pairs::add_rows(a, b, sums);
   }
 };
 #endif

@@ -1,7 +1,8 @@
 // A product of few rows by an operand that a function makes by pairs of k (made_pairs.h).
 //
-// What the function makes in one call is multiplied at once, while it is in L1, by the micro-kernels of product_few.h, as it
-// lies. Meanwhile what the function reads for the next columns is prefetched into L2. Every thread has neighbouring columns.
+// A piece of what the function makes is multiplied as it lies by the micro-kernels of product_few.h while the next one is made: in
+// one loop where the function has one, as making and multiplying take different units of the CPU. What the function reads is
+// read from end to end, as it prefetches it. Every thread has neighbouring columns.
 #pragma once
 
 #include "vnpu/entry.h"
@@ -20,8 +21,7 @@ struct MadeCalls {
   const MadePairs *form;
   const Call *of_steps;
   i64 steps;
-  i64 bytes, apart;  // of a part, and from the begin of one to that of the next
-  i64 calls_a_source;  // calls one after the other that read the same
+  i64 apart;  // bytes from the begin of one part of what is read to that of the next
 };
 
 // Whether a micro-kernel multiplies by what a function makes by pairs.
@@ -52,12 +52,15 @@ class FewMade : Operands {
   using Floats = typename Kernel::Floats;
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
   static constexpr i64 kPackedRows = 8, kWorthThreads = 1 << 20;
-  static constexpr int kMaxColumns = 128;
+  static constexpr i64 kMaxColumns = 128;
 
   struct Work {
     Left *packed;  // a: kRows rows, pair by pair of steps, then the next kRows
-    Packed *made;  // a piece
-    float *sums;  // at place()
+    Packed *made, *next;  // a piece each
+    float *sums;  // of a tile: panels of kColumns, each row by row
+    // What is multiplied by the piece that is made, and its sums; null: there is none.
+    const Left *a = nullptr;
+    float *sums_of_made = nullptr;
   };
 
   template <class OfTile>
@@ -67,21 +70,26 @@ class FewMade : Operands {
     Work work;
     work.packed = blocks.alloc<Left>(padded_rows() / kRows * lefts(k_));
     work.made = blocks.alloc<Packed>(kPieceSteps / 2 * Kernel::kPacked);
+    work.next = blocks.alloc<Packed>(kPieceSteps / 2 * Kernel::kPacked);
     work.sums = blocks.alloc<float>(columns_ * padded_rows());
     pack_rows(work.packed);
-    MadeCalls::Call begin = of_tile(first);
     for (i64 tile = first; tile < end; ++tile) {
       check_running();
       clear(tile, work.sums);
       const CoreModes modes;
-      const MadeCalls::Call next = tile + 1 < end ? of_tile(tile + 1) : begin;
-      for (i64 step = 0; step < calls_.steps; ++step) {
-        const MadeCalls::Call &of_step = calls_.of_steps[step];
-        if (tile + 1 < end) prefetch(source(next.from + of_step.from), step % calls_.calls_a_source);
-        add_made(work, step, source(begin.from + of_step.from), int32_t(begin.argument + of_step.argument));
+      const MadeCalls::Call begin = of_tile(tile);
+      // One part after the other, as they lie in memory.
+      for (i64 part = 0; part < calls_.form->parts; ++part) {
+        for (i64 step = 0; step < calls_.steps; ++step) {
+          const MadeCalls::Call &of_step = calls_.of_steps[step];
+          const i64 from = of_step.from + part * calls_.apart;
+          add_made(work, step, work.sums + part * padded_rows() * kColumns, source(begin.from + from),
+                   int32_t(begin.argument + of_step.argument));
+        }
       }
+      add_rows_from(0, work);
+      work.a = nullptr;
       finish(tile, work.sums);
-      begin = next;
     }
   }
 
@@ -100,25 +108,33 @@ class FewMade : Operands {
     }
   }
 
-  // The share of one call in what it and others read.
-  void prefetch(const uint8_t *from, i64 share) const {
-    const i64 begin = share * calls_.bytes / calls_.calls_a_source, end = (share + 1) * calls_.bytes / calls_.calls_a_source;
-    for (i64 part = 0; part < calls_.form->parts; ++part, from += calls_.apart) {
-      for (i64 at = begin; at < end; at += 64) __builtin_prefetch(from + at, 0, 2);
+  // Makes the pieces of a part of a call, and meanwhile adds the products by the pieces before.
+  void add_made(Work &work, i64 step, float *sums, const uint8_t *from, int32_t argument) const {
+    const Left *a = work.packed + lefts(step * calls_.form->depth);
+    for (i64 first = 0; first < calls_.form->depth; first += kPieceSteps, a += lefts(kPieceSteps)) {
+      const i64 added = make(work, argument, from, first);
+      if (work.a) add_rows_from(added, work);
+      Packed *const made = work.next;
+      work.next = work.made, work.made = made;
+      work.a = a, work.sums_of_made = sums;
     }
   }
-
-  // Adds the products by what one call makes to the sums of all rows. The CPU makes a piece while it multiplies by the one before.
-  void add_made(const Work &work, i64 step, const uint8_t *from, int32_t argument) const {
-    float *sums = work.sums;
-    for (i64 part = 0; part < calls_.form->parts; ++part, from += calls_.apart, sums += padded_rows() * kColumns) {
-      for (i64 first = 0; first < calls_.form->depth; first += kPieceSteps) {
-        calls_.form->make(argument, from, first, work.made);
-        const Left *a = work.packed + lefts(step * calls_.form->depth + first);
-        for (i64 m = 0; m < m_; m += kRows, a += lefts(k_)) {
-          add_up_to<kRows>(int(m_ - m), a, work.made, kPiecePairs, sums + m * kColumns);
-        }
+  // Makes the next piece. Returns how many rows have the products by the one before.
+  i64 make(const Work &work, int32_t argument, const uint8_t *from, i64 first) const {
+    if constexpr (Kernel::kAddsPairs) {
+      if (work.a && calls_.form->make_and_add) {
+        calls_.form->make_and_add(argument, from, first, work.next, work.a, work.made, work.sums_of_made);
+        return kRows;
       }
+    }
+    calls_.form->make(argument, from, first, work.next);
+    return 0;
+  }
+  // Adds the products by the piece that is made to the rows from `first` on.
+  void add_rows_from(i64 first, const Work &work) const {
+    const Left *a = work.a + first / kRows * lefts(k_);
+    for (i64 m = first; m < m_; m += kRows, a += lefts(k_)) {
+      add_up_to<kRows>(int(m_ - m), a, work.made, kPiecePairs, work.sums_of_made + m * kColumns);
     }
   }
 
@@ -147,24 +163,24 @@ class FewMade : Operands {
     }
   }
 
-  // The sum of a row in a column of the tile.
-  i64 place(i64 m, i64 n) const { return (n / kColumns * padded_rows() + m) * kColumns + n % kColumns; }
+  // Calls with(sums, columns of c, m) for every row of every panel of a tile.
+  template <class With>
+  void each_row(i64 tile, float *sums, const With &with) const {
+    for (i64 n = 0; n < columns_; n += kColumns, sums += padded_rows() * kColumns) {
+      const Places columns = c_columns_.some(tile * columns_ + n, kColumns);
+      for (i64 m = 0; m < m_; ++m) with(sums + m * kColumns, columns, m);
+    }
+  }
   void clear(i64 tile, float *sums) const {
     memset(sums, 0, size_t(columns_ * padded_rows()) * sizeof(float));
     if (product_.rounded) return;
-    const i64 *const columns = c_columns_.some(tile * columns_, columns_).at;
-    for (i64 m = 0; m < m_; ++m) {
-      for (i64 n = 0; n < columns_; ++n) sums[place(m, n)] = product_.c[c_rows_[m] + columns[n]];
-    }
+    each_row(tile, sums, [&](float *row, const Places &columns, i64 m) { gather(product_.c + c_rows_[m], columns, row); });
   }
-  void finish(i64 tile, const float *sums) const {
-    const Places columns = c_columns_.some(tile * columns_, columns_);
-    alignas(64) float row[kMaxColumns];
-    for (i64 m = 0; m < m_; ++m) {
-      for (i64 n = 0; n < columns_; ++n) row[n] = sums[place(m, n)];
+  void finish(i64 tile, float *sums) const {
+    each_row(tile, sums, [&](const float *row, const Places &columns, i64 m) {
       if (product_.rounded) round(row, columns, product_.rounded + c_rows_[m]);
       else scatter(product_.c + c_rows_[m], columns, row);
-    }
+    });
   }
   static void round(const float *sums, const Places &columns, bf16 *to) {
     if (!columns.are_runs_of(8)) {

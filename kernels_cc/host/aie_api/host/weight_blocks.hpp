@@ -141,15 +141,22 @@ class weight_blocks {
 
   // As `unpack`, but the group of columns from `first` on, by pairs of columns: each the weights of 32 rows.
   static bool unpack_pairs(unsigned first, const std::uint8_t* block, std::uint32_t* to) {
-    const unsigned group = first / 32;
-    __m512i least = _mm512_set1_epi16(-1);
-    for (unsigned at = group * 64; at < codes_at; at += minima_at) least = lesser(least, doubled(_mm512_loadu_si512(block + at)));
-    if (_mm512_cmplt_epu16_mask(least, _mm512_set1_epi16((8 << 8) - 1))) return false;
-    const char* const ahead = reinterpret_cast<const char*>(block) + group * (lines / 8 * 64);
-    for (unsigned line = 0; line < lines / 8; ++line) vnpu::prefetch_ahead(ahead + 64 * line);
-    weight_pairs<Bits>::unpack(block, group, to);
+    if (has_small_group(first / 32, block)) return false;
+    weight_pairs<Bits>::unpack(block, first / 32, to, [] {});
     return true;
   }
+#if defined(VNPU_BF16_DOTS)
+  // The same, and meanwhile sums += the products of eight rows of a by a group that was unpacked before.
+  static bool unpack_pairs_and_add(unsigned first, const std::uint8_t* block, std::uint32_t* to, const std::uint32_t* a,
+                                   const std::uint32_t* made, float* sums) {
+    if (has_small_group(first / 32, block)) return false;
+    weight_pairs<Bits>::unpack_and_add(block, first / 32, to, a, made, sums);
+    return true;
+  }
+  static void add_pairs(const std::uint32_t* a, const std::uint32_t* made, float* sums) {
+    weight_pairs<Bits>::add(a, made, sums);
+  }
+#endif
 
  private:
   // The lane of a vector that has a row of a plane.
@@ -210,6 +217,13 @@ class weight_blocks {
     __m512i least = _mm512_set1_epi16(-1);
     for (unsigned at = 0; at < codes_at; at += 64) least = lesser(least, doubled(_mm512_loadu_si512(block + at)));
     return least_exponent(least);
+  }
+  // Whether a group of columns may have weights below 2^-126.
+  AIE_HOST_INLINE static bool has_small_group(unsigned group, const std::uint8_t* block) {
+    __m512i least = _mm512_set1_epi16(-1);
+    for (unsigned at = group * 64; at < codes_at; at += minima_at)
+      least = lesser(least, doubled(_mm512_loadu_si512(block + at)));
+    return _mm512_cmplt_epu16_mask(least, _mm512_set1_epi16((8 << 8) - 1)) != 0;
   }
   // Numbers without their signs, twice as large as integers.
   AIE_HOST_INLINE static __m512i doubled(__m512i bits) { return _mm512_add_epi16(bits, bits); }
