@@ -58,6 +58,16 @@ void fill(i64 bytes, int8_t *source) {
   for (i64 at = 0; at < bytes; ++at) source[at] = int8_t(at * 167 + 13);
 }
 
+// An element of a piece as bf16; no bf16 if it is none.
+uint32_t element_of(const uint32_t *piece, i64 n, i64 step) {
+  if (MadePairs::kAreWide) {
+    const uint32_t bits = piece[step * MadePairs::kColumns + n];
+    return bits << 16 | bits >> 16;
+  }
+  const uint32_t pair = piece[step / 2 * MadePairs::kColumns + n];
+  return step % 2 ? pair >> 16 : pair & 0xffff;
+}
+
 }  // namespace
 
 Made::Made(Function function, const Axes &source, i64 count, i64 start, i64 argument, const Axes &outer, const Axes &depth)
@@ -101,7 +111,7 @@ const MadePairs *Made::checked_pairs() const {
   Blocks blocks;
   int8_t *const source = blocks.alloc<int8_t>(bytes);
   uint16_t *const made = blocks.alloc<uint16_t>(count_);
-  uint32_t *const piece = blocks.alloc<uint32_t>(MadePairs::kColumns * MadePairs::kSteps / 2);
+  uint32_t *const piece = blocks.alloc<uint32_t>(MadePairs::kElements);
   fill(bytes, source);
   const uint32_t modes = exchange_modes(kFloor);
   function_(int32_t(argument_), source, reinterpret_cast<bf16 *>(made));
@@ -112,8 +122,7 @@ const MadePairs *Made::checked_pairs() const {
       form->make(int32_t(argument_), from, first, piece);
       for (i64 i = 0; i < MadePairs::kColumns * MadePairs::kSteps; ++i) {
         const i64 n = part * MadePairs::kColumns + i % MadePairs::kColumns, step = i / MadePairs::kColumns;
-        const uint32_t pair = piece[step / 2 * MadePairs::kColumns + i % MadePairs::kColumns];
-        is_same &= made[n / 8 * 8 * depth + (first + step) * 8 + n % 8] == uint16_t(step % 2 ? pair >> 16 : pair);
+        is_same &= element_of(piece, i % MadePairs::kColumns, step) == made[n / 8 * 8 * depth + (first + step) * 8 + n % 8];
       }
     }
   }
@@ -182,14 +191,14 @@ class Made::Work {
 #if defined(VNPU_BF16_PAIRS)
       case dots::Order::kPairs: return multiply_few_by<product::FewPairs>();
 #endif
-      case dots::Order::kOneByOne: return multiply_few_by<product::FewPlain>();
+      case dots::Order::kOneByOne: return multiply_few_by<product::FewMadePlain>();
       default: return false;
     }
   }
 
   template <class Kernel>
   bool multiply_few_by() const {
-    if constexpr (!product::multiplies_pairs<Kernel>) return false;
+    if constexpr (same_type<Kernel, product::Unserved>) return false;
     else {
       const Axes &source = made_.source_;
       const i64 bytes = extent_of(source), parts = made_.pairs_->parts, part = bytes / parts;

@@ -12,10 +12,17 @@ namespace vnpu {
 class MadePairs {
  public:
   static constexpr int64_t kColumns = 32, kSteps = 32;  // n and k of a piece
+#if defined(__AVX512F__)
+  static constexpr bool kAreWide = false;
+#else
+  static constexpr bool kAreWide = true;  // with AVX2 alone, elements are made as f32, and nothing is widened later
+#endif
+  static constexpr int64_t kElements = kColumns * kSteps / (kAreWide ? 1 : 2);  // of 32 bits
 
   // As the function, but one piece: kColumns n of one of the parts of what the function reads, which begins at `from`, by kSteps k
   // from `first` on. The elements (n, k) and (n, k + 1), of an even k, are the lower and the upper half of
-  // to[k / 2 * kColumns + n], counted from the piece's begin. `to` begins at a cache line.
+  // to[k / 2 * kColumns + n], counted from the piece's begin; if they are wide, (n, k) is to[k * kColumns + n], the bits of an f32.
+  // `to` begins at a cache line.
   using Make = void (*)(int32_t argument, const uint8_t *from, int64_t first, uint32_t *to);
 
   // The same, and meanwhile adds the products of eight rows by the piece before, in pairs (dots.h). a: of each pair of k those of

@@ -141,6 +141,7 @@ struct FewPlain : Few512 {
     }
   }
 };
+using FewMadePlain = FewPlain;
 #elif defined(__AVX2__)
 struct FewPlain {
   static constexpr int kMinRows = 1;
@@ -171,16 +172,21 @@ struct FewPlain {
   // Adds the products of a pair of steps to the sums of the first rows.
   template <int Rows>
   static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
+    add_apart<kColumns>(a, b, sums);
+  }
+  // Apart: from one step of b to the next.
+  template <int Apart, int Rows, int Vectors>
+  static VNPU_INLINE void add_apart(const Left *a, const Packed *b, Floats (&sums)[Rows][Vectors]) {
 #pragma GCC unroll 2
-    for (int step = 0; step < 2; ++step, a += kRows, b += kColumns) {
-      __m256 right[kVectors];
+    for (int step = 0; step < 2; ++step, a += kRows, b += Apart) {
+      __m256 right[Vectors];
 #pragma GCC unroll 3
-      for (int v = 0; v < kVectors; ++v) right[v] = _mm256_load_ps(b + v * kLanes);
+      for (int v = 0; v < Vectors; ++v) right[v] = _mm256_load_ps(b + v * kLanes);
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
         const __m256 factor = _mm256_set1_ps(a[r]);
 #pragma GCC unroll 3
-        for (int v = 0; v < kVectors; ++v) {
+        for (int v = 0; v < Vectors; ++v) {
           sums[r][v] = (Floats)_mm256_fmadd_ps(factor, right[v], (__m256)sums[r][v]);
         }
       }
@@ -193,8 +199,19 @@ struct FewPlain {
     _mm_store_si128(reinterpret_cast<__m128i *>(to + apart), _mm256_extracti128_si256(eight, 1));
   }
 };
+
+// By what a function makes in panels of 32 columns: 4 x 16 sums at a time.
+struct FewMadePlain : FewPlain {
+  static constexpr bool kAddsPairs = false;
+  static constexpr int kColumns = 16, kVectors = 2, kPacked = 2 * 32;
+  template <int Rows>
+  static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
+    add_apart<32>(a, b, sums);
+  }
+};
 #else
 using FewPlain = Unserved;
+using FewMadePlain = Unserved;
 #endif
 
 #if defined(VNPU_BF16_DOTS)

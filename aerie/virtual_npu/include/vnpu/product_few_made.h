@@ -24,12 +24,6 @@ struct MadeCalls {
   i64 apart;  // bytes from the begin of one part of what is read to that of the next
 };
 
-// Whether a micro-kernel multiplies by what a function makes by pairs.
-template <class Kernel>
-inline constexpr bool multiplies_pairs = Kernel::kColumns == MadePairs::kColumns && Kernel::kPacked == MadePairs::kColumns;
-template <>
-inline constexpr bool multiplies_pairs<Unserved> = false;
-
 template <class Kernel>
 class FewMade : Operands {
  public:
@@ -50,7 +44,8 @@ class FewMade : Operands {
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   using Floats = typename Kernel::Floats;
-  static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
+  static constexpr int kRows = Kernel::kRows;
+  static constexpr i64 kColumns = MadePairs::kColumns;
   static constexpr i64 kPackedRows = 8, kWorthThreads = 1 << 20;
   static constexpr i64 kMaxColumns = 128;
 
@@ -127,14 +122,16 @@ class FewMade : Operands {
         return kRows;
       }
     }
-    calls_.form->make(argument, from, first, work.next);
+    calls_.form->make(argument, from, first, reinterpret_cast<uint32_t *>(work.next));
     return 0;
   }
   // Adds the products by the piece that is made to the rows from `first` on.
   void add_rows_from(i64 first, const Work &work) const {
     const Left *a = work.a + first / kRows * lefts(k_);
     for (i64 m = first; m < m_; m += kRows, a += lefts(k_)) {
-      add_up_to<kRows>(int(m_ - m), a, work.made, kPiecePairs, work.sums_of_made + m * kColumns);
+      for (i64 n = 0; n < kColumns; n += Kernel::kColumns) {
+        add_up_to<kRows>(int(m_ - m), a, work.made + n, kPiecePairs, work.sums_of_made + m * kColumns + n);
+      }
     }
   }
 
