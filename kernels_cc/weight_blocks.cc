@@ -218,17 +218,13 @@ namespace {
 void unpack_pairs_slowly(const uint8_t* block, unsigned first, uint32_t* to) {
   alignas(64) bfloat16 blocks[rows / side * eight_rows];
   unpack_columns(block, first, group_columns, blocks);
-  for (unsigned column = 0; column < group_columns; column += 2)
+  for (unsigned column = 0; column < group_columns; ++column)
     for (unsigned row = 0; row < rows; ++row) {
-      const bfloat16* const of_row = blocks + row / side * eight_rows + column * side + row % side;
-      if constexpr (vnpu::MadePairs::kAreWide) {
-        const float two[2] = {float(of_row[0]), float(of_row[side])};
-        std::memcpy(to + column * rows + row, &two[0], sizeof(float));
-        std::memcpy(to + column * rows + rows + row, &two[1], sizeof(float));
-      } else {
-        const bfloat16 two[2] = {of_row[0], of_row[side]};
-        std::memcpy(to + column / 2 * rows + row, two, sizeof(two));
-      }
+      const bfloat16 weight = blocks[row / side * eight_rows + column * side + row % side];
+      const uint32_t bits = __builtin_bit_cast(uint16_t, weight);
+      if constexpr (vnpu::MadePairs::kAreWide) to[column * rows + row] = bits << 16;
+      else if (column % 2) to[column / 2 * rows + row] |= bits << 16;
+      else to[column / 2 * rows + row] = bits;
     }
 }
 
