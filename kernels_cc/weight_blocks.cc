@@ -211,41 +211,60 @@ void unpack_blocks_bf16(uint32_t first, const uint8_t* __restrict weights, bfloa
 }
 }
 
-#if defined(AIE_HOST_WEIGHT_ROWS)
+#if defined(AIE_HOST_WEIGHT_PAIRS)
 namespace {
 
-// The weights of some columns of a block row by row, where the CPU's own way is none for this block.
-void unpack_rows_slowly(const uint8_t* block, unsigned first, unsigned count, int64_t apart, bfloat16* to) {
+// The weights of a group of columns by pairs, where the CPU's own way is none for this block.
+void unpack_pairs_slowly(const uint8_t* block, unsigned first, uint32_t* to) {
   alignas(64) bfloat16 blocks[rows / side * eight_rows];
-  unpack_columns(block, first, count, blocks);
-  for (unsigned row = 0; row < rows; ++row)
-    for (unsigned column = 0; column < count; ++column)
-      to[row * apart + column] = blocks[row / side * eight_rows + column * side + row % side];
+  unpack_columns(block, first, group_columns, blocks);
+  for (unsigned column = 0; column < group_columns; ++column)
+    for (unsigned row = 0; row < rows; ++row) {
+      const bfloat16 weight = blocks[row / side * eight_rows + column * side + row % side];
+      const uint32_t bits = __builtin_bit_cast(uint16_t, weight);
+      if constexpr (vnpu::MadePairs::kAreWide) to[column * rows + row] = bits << 16;
+      else if (column % 2) to[column / 2 * rows + row] |= bits << 16;
+      else to[column / 2 * rows + row] = bits;
+    }
 }
 
 template <typename On>
 using BlocksOf = On::Api::template weight_blocks<WEIGHT_BITS>;
 
-// The same weights as unpack_blocks_bf16, row by row, of which each begins `apart` elements after the one before it. blocks_apart:
-// bytes from the blocks of 32 rows to those of the next.
-void unpack_blocks_rows(int32_t first, const uint8_t* weights, int64_t blocks_apart, void* to, int64_t apart) {
+// A group of columns: its block, and the first of its columns there.
+struct GroupPlace {
+  const uint8_t* block;
+  unsigned first;
+
+  GroupPlace(int32_t from, const uint8_t* weights, int64_t first)
+      : block(weights + unsigned(from + first) / columns * block_bytes), first(unsigned(from + first) % columns) {}
+};
+
+// Of the weights of unpack_blocks_bf16 those of a group of columns of 32 rows, by pairs of columns: each a vector of all rows.
+void unpack_group_pairs(int32_t from, const uint8_t* weights, int64_t first, uint32_t* to) {
   aie::set_rounding(aie::rounding_mode::conv_even);
-  constexpr unsigned count = UNPACKED_GROUPS * group_columns;
-  bfloat16* row_of = static_cast<bfloat16*>(to);
-  for (unsigned row = 0; row < UNPACKED_BLOCKS; ++row, weights += blocks_apart, row_of += rows * apart) {
-    for (unsigned column = 0, run; column < count; column += run) {
-      const unsigned in_block = (first + column) % columns;
-      run = columns - in_block < count - column ? columns - in_block : count - column;
-      const uint8_t* const block = weights + (first + column) / columns * block_bytes;
-      if (!BlocksOf<Of>::unpack_rows(in_block, run, block, apart, row_of + column))
-        unpack_rows_slowly(block, in_block, run, apart, row_of + column);
-    }
-  }
+  const GroupPlace group(from, weights, first);
+  if (!BlocksOf<Of>::unpack_pairs(group.first, group.block, to)) unpack_pairs_slowly(group.block, group.first, to);
 }
 
+#if defined(AIE_HOST_WEIGHT_SUMS)
+// The same, and sums += the products of eight rows of a, pair by pair, by a group that was unpacked before.
+void unpack_group_pairs_and_add(int32_t from, const uint8_t* weights, int64_t first, uint32_t* to, const uint32_t* a,
+                                const uint32_t* made, float* sums) {
+  aie::set_rounding(aie::rounding_mode::conv_even);
+  const GroupPlace group(from, weights, first);
+  if (BlocksOf<Of>::unpack_pairs_and_add(group.first, group.block, to, a, made, sums)) return;
+  unpack_pairs_slowly(group.block, group.first, to);
+  BlocksOf<Of>::add_pairs(a, made, sums);
+}
+constexpr vnpu::MadePairs::MakeAndAdd make_and_add = &unpack_group_pairs_and_add;
+#else
+constexpr vnpu::MadePairs::MakeAndAdd make_and_add = nullptr;
+#endif
+
 // What a CPU multiplies few rows by (vnpu/made.h).
-const vnpu::MadeRows by_rows(&unpack_blocks_bf16, UNPACKED_GROUPS* group_columns, UNPACKED_BLOCKS,
-                             BlocksOf<Of>::has_rows ? &unpack_blocks_rows : nullptr);
+const vnpu::MadePairs by_pairs(&unpack_blocks_bf16, UNPACKED_GROUPS* group_columns, UNPACKED_BLOCKS, &unpack_group_pairs,
+                               make_and_add);
 
 }  // namespace
 #endif

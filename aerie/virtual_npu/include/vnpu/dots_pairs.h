@@ -29,6 +29,18 @@ VNPU_DOTS_INLINE __m128 add(__m128 sum, int factor, __m128bh pairs) {
   return _mm_dpbf16_ps(sum, (__m128bh)unknown(_mm_set1_epi32(factor)), pairs);
 }
 
+// Adds the products of a pair of steps to sums of some rows in 32 columns. a: a pair of each row; b: of each column.
+template <int Rows, class Sixteen>
+VNPU_DOTS_INLINE void add_rows(const uint32_t *a, const uint32_t *b, Sixteen (&sums)[Rows][2]) {
+  const __m512bh low = (__m512bh)_mm512_load_si512(b), high = (__m512bh)_mm512_load_si512(b + 16);
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+    const __m512bh factor = (__m512bh)unknown(_mm512_set1_epi32(int(a[r])));
+    sums[r][0] = (Sixteen)_mm512_dpbf16_ps((__m512)sums[r][0], factor, low);
+    sums[r][1] = (Sixteen)_mm512_dpbf16_ps((__m512)sums[r][1], factor, high);
+  }
+}
+
 // Interleaves two rows of b, Width columns.
 template <int Width>
 VNPU_DOTS_INLINE auto pairs_of(const uint16_t *even, const uint16_t *odd) {

@@ -58,6 +58,16 @@ void fill(i64 bytes, int8_t *source) {
   for (i64 at = 0; at < bytes; ++at) source[at] = int8_t(at * 167 + 13);
 }
 
+// An element of a piece as bf16; no bf16 if it is none.
+uint32_t element_of(const uint32_t *piece, i64 n, i64 step) {
+  if (MadePairs::kAreWide) {
+    const uint32_t bits = piece[step * MadePairs::kColumns + n];
+    return bits << 16 | bits >> 16;
+  }
+  const uint32_t pair = piece[step / 2 * MadePairs::kColumns + n];
+  return step % 2 ? pair >> 16 : pair & 0xffff;
+}
+
 }  // namespace
 
 Made::Made(Function function, const Axes &source, i64 count, i64 start, i64 argument, const Axes &outer, const Axes &depth)
@@ -69,7 +79,7 @@ Made::Made(Function function, const Axes &source, i64 count, i64 start, i64 argu
       start_(start),
       argument_(argument),
       can_read_operand_(depends_on_arguments_alone()),
-      rows_(can_read_operand_ ? checked_rows() : nullptr) {}
+      pairs_(can_read_operand_ ? checked_pairs() : nullptr) {}
 
 bool Made::depends_on_arguments_alone() const {
   Blocks blocks;
@@ -93,24 +103,31 @@ bool Made::depends_on_arguments_alone() const {
   return is_same && memcmp(made[0] + kGuardElements, made[1] + kGuardElements, size_t(count_) * sizeof(uint16_t)) == 0;
 }
 
-// The form row by row, if there is one that gives the same.
-const MadeRows *Made::checked_rows() const {
-  const MadeRows *const rows = MadeRows::of(reinterpret_cast<const void *>(function_));
-  if (!rows || start_ || count_ % (8 * rows->depth)) return nullptr;
-  const i64 depth = rows->depth, bytes = extent_of(source_);
+// The form by pairs, if there is one that gives the same.
+const MadePairs *Made::checked_pairs() const {
+  const MadePairs *const form = MadePairs::of(reinterpret_cast<const void *>(function_));
+  if (!form || start_ || count_ != MadePairs::kColumns * form->parts * form->depth) return nullptr;
+  const i64 depth = form->depth, bytes = extent_of(source_);
   Blocks blocks;
   int8_t *const source = blocks.alloc<int8_t>(bytes);
-  uint16_t *const made = blocks.alloc<uint16_t>(count_), *const other = blocks.alloc<uint16_t>(count_);
+  uint16_t *const made = blocks.alloc<uint16_t>(count_);
+  uint32_t *const piece = blocks.alloc<uint32_t>(MadePairs::kElements);
   fill(bytes, source);
   const uint32_t modes = exchange_modes(kFloor);
   function_(int32_t(argument_), source, reinterpret_cast<bf16 *>(made));
-  rows->make(int32_t(argument_), reinterpret_cast<const uint8_t *>(source), bytes / rows->parts, other, depth);
-  exchange_modes(modes);
-  for (i64 i = 0; i < count_; ++i) {
-    const i64 n = i / (8 * depth) * 8 + i % 8, k = i / 8 % depth;
-    if (made[i] != other[n * depth + k]) return nullptr;
+  bool is_same = true;
+  for (i64 part = 0; part < form->parts; ++part) {
+    const uint8_t *const from = reinterpret_cast<const uint8_t *>(source) + part * (bytes / form->parts);
+    for (i64 first = 0; first < depth; first += MadePairs::kSteps) {
+      form->make(int32_t(argument_), from, first, piece);
+      for (i64 i = 0; i < MadePairs::kColumns * MadePairs::kSteps; ++i) {
+        const i64 n = part * MadePairs::kColumns + i % MadePairs::kColumns, step = i / MadePairs::kColumns;
+        is_same &= element_of(piece, i % MadePairs::kColumns, step) == made[n / 8 * 8 * depth + (first + step) * 8 + n % 8];
+      }
+    }
   }
-  return rows;
+  exchange_modes(modes);
+  return is_same ? form : nullptr;
 }
 
 // A product, its axes told apart: those along which another tile is made, and those within one.
@@ -132,7 +149,7 @@ class Made::Work {
   }
 
   void run() const {
-    if (made_.rows_ && product::rows_of(product_) <= kFewRows && has_rows_in_order() && multiply_few()) return;
+    if (made_.pairs_ && product::rows_of(product_) <= kFewRows && is_in_order() && multiply_few()) return;
     const i64 tiles = extent_of(tiles_), columns = extent_of(columns_), rows = product::rows_of(product_);
     const bool are_few = rows <= kFewRows;
     const i64 wanted = (are_few ? kColumnsOfFewRows : kColumns) / columns, threads = parallel_threads();
@@ -147,8 +164,8 @@ class Made::Work {
 
  private:
   // Whether the columns of a tile follow each other in the product, and the steps that are made together do.
-  bool has_rows_in_order() const {
-    const MadeRows &rows = *made_.rows_;
+  bool is_in_order() const {
+    const i64 depth = made_.pairs_->depth;
     Axes n{0, {}}, k{0, {}};
     bool is_outer = true;
     for (int i = 0; i < product_.n.count; ++i) {
@@ -164,43 +181,41 @@ class Made::Work {
       if (moves && !is_outer) return false;
       if (!moves) append(k, {product_.k.list[i].extent, within.first, 0}), is_outer = false;
     }
-    return extent_of(n) * rows.depth == made_.count_ && extent_of(k) == rows.depth && are_in_order(n, rows.depth, false) &&
-           are_in_order(k, rows.depth, true);
+    return extent_of(n) * depth == made_.count_ && extent_of(k) == depth && are_in_order(n, depth, false) &&
+           are_in_order(k, depth, true);
   }
 
-  // Multiplies few rows by what is made row by row; false, and nothing done, if there is no micro-kernel for it.
+  // Multiplies few rows by what is made by pairs; false, and nothing done, if there is no micro-kernel for it.
   bool multiply_few() const {
     switch (dots::order_of(product_.block_steps, product_.block_columns)) {
 #if defined(VNPU_BF16_PAIRS)
-      case dots::Order::kPairs: return multiply_few_by<product::FewPairs, 96>() || multiply_few_by<product::FewPairs, 224>();
+      case dots::Order::kPairs: return multiply_few_by<product::FewPairs>();
 #endif
-      case dots::Order::kOneByOne: return multiply_few_by<product::FewPlain, 96>() || multiply_few_by<product::FewPlain, 224>();
+      case dots::Order::kOneByOne: return multiply_few_by<product::FewMadePlain>();
       default: return false;
     }
   }
 
-  // Apart: elements for a column of what is made at once.
-  template <class Kernel, int Apart>
+  template <class Kernel>
   bool multiply_few_by() const {
     if constexpr (same_type<Kernel, product::Unserved>) return false;
     else {
       const Axes &source = made_.source_;
-      const i64 bytes = extent_of(source), parts = made_.rows_->parts, part = bytes / parts;
+      const i64 bytes = extent_of(source), parts = made_.pairs_->parts, part = bytes / parts;
       const bool is_dense = source.count == 1 && source.list[0].first == 1;
       const bool is_in_parts = source.count == 2 && source.list[0].extent == parts && source.list[1].first == 1;
       if (!is_dense && !is_in_parts) return false;
-      i64 calls = 1;
-      while (calls < depth_ && at(steps_, calls, &Axis::first) == at(steps_, 0, &Axis::first)) ++calls;
       Product product = product_;
       if (c_) product.rounded = c_;
-      product::FewMade<Kernel, Apart> few(product, {made_.rows_, made_.count_ / made_.rows_->depth, depth_, parts, part,
-                                                    is_dense ? part : source.list[0].first, calls});
+      Blocks blocks;
+      product::MadeCalls::Call *const of_steps = blocks.alloc<product::MadeCalls::Call>(depth_);
+      for (i64 step = 0; step < depth_; ++step) {
+        of_steps[step] = {at(steps_, step, &Axis::first), at(steps_, step, &Axis::second)};
+      }
+      product::FewMade<Kernel> few(product, {made_.pairs_, of_steps, depth_, is_dense ? part : source.list[0].first});
       if (!few.serves()) return false;
-      const uint8_t *const begin = reinterpret_cast<const uint8_t *>(product_.b);
-      few.run([&](i64 tile, i64 step) {
-        return product::MadeCalls::Call{
-            begin + at(tiles_, tile, &Axis::first) + at(steps_, step, &Axis::first),
-            int32_t(made_.argument_ + at(tiles_, tile, &Axis::second) + at(steps_, step, &Axis::second))};
+      few.run([&](i64 tile) {
+        return product::MadeCalls::Call{at(tiles_, tile, &Axis::first), made_.argument_ + at(tiles_, tile, &Axis::second)};
       });
       return true;
     }

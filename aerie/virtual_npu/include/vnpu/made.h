@@ -5,10 +5,10 @@
 // multiplied as a matrix that lies there, while it is in the CPU's cache. Which function it is does not matter, but that its
 // result depends on its arguments alone: it is called with two buffers of different content, must write all of it both times,
 // and nothing around it. A function that does anything else is called as the program says. For products of few rows it may have
-// another form (made_rows.h).
+// another form (made_pairs.h).
 #pragma once
 
-#include "vnpu/made_rows.h"
+#include "vnpu/made_pairs.h"
 #include "vnpu/product.h"
 
 namespace vnpu {
@@ -36,13 +36,13 @@ class Made {
 
   void multiply(const Product &product, bf16 *c, Points points) const;
   bool depends_on_arguments_alone() const;
-  const MadeRows *checked_rows() const;
+  const MadePairs *checked_pairs() const;
 
   const Function function_;
   const Axes source_, outer_, depth_;
   const i64 count_, start_, argument_;
   const bool can_read_operand_;
-  const MadeRows *const rows_;  // null if it has no such form
+  const MadePairs *const pairs_;  // null if it has no such form
 };
 
 }  // namespace vnpu

@@ -98,7 +98,6 @@ struct Few512 {
   template <int Rows>
   // A piece is transposed whenever this many pairs of steps were added to at most 8 rows.
   static constexpr int kPairsAPiece = 4;
-  static constexpr int kColumnsAtOnce = 0;
   using Packed = uint32_t;                // of one column, two steps of k
   static constexpr int kPacked = kColumns;  // a pair of steps of a panel
   typedef float Floats __attribute__((vector_size(kLanes * 4)));
@@ -109,6 +108,7 @@ struct Few512 {
 };
 
 struct FewPlain : Few512 {
+  static constexpr bool kAddsPairs = false;  // whether products are added in pairs of steps
   static constexpr int kMinRows = 1;  // rows of c are taken kRows at a time, the last ones in halves of that, down to this many
   static constexpr int kMaxRowsPrefetchedTwice = 2;  // rows that leave time to prefetch lines of b twice if memory is busy
   using Left = float;
@@ -141,11 +141,11 @@ struct FewPlain : Few512 {
     }
   }
 };
+using FewMadePlain = FewPlain;
 #elif defined(__AVX2__)
 struct FewPlain {
   static constexpr int kMinRows = 1;
   static constexpr int kMaxRowsPrefetchedTwice = 0;
-  static constexpr int kColumnsAtOnce = 0;  // that can be multiplied by without being transposed
   static constexpr int kRows = 4, kColumns = 24, kVectors = 3, kLanes = 8;
   static constexpr bool kFetches = false;
   template <int Rows>
@@ -172,16 +172,21 @@ struct FewPlain {
   // Adds the products of a pair of steps to the sums of the first rows.
   template <int Rows>
   static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
+    add_apart<kColumns>(a, b, sums);
+  }
+  // Apart: from one step of b to the next.
+  template <int Apart, int Rows, int Vectors>
+  static VNPU_INLINE void add_apart(const Left *a, const Packed *b, Floats (&sums)[Rows][Vectors]) {
 #pragma GCC unroll 2
-    for (int step = 0; step < 2; ++step, a += kRows, b += kColumns) {
-      __m256 right[kVectors];
+    for (int step = 0; step < 2; ++step, a += kRows, b += Apart) {
+      __m256 right[Vectors];
 #pragma GCC unroll 3
-      for (int v = 0; v < kVectors; ++v) right[v] = _mm256_load_ps(b + v * kLanes);
+      for (int v = 0; v < Vectors; ++v) right[v] = _mm256_load_ps(b + v * kLanes);
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
         const __m256 factor = _mm256_set1_ps(a[r]);
 #pragma GCC unroll 3
-        for (int v = 0; v < kVectors; ++v) {
+        for (int v = 0; v < Vectors; ++v) {
           sums[r][v] = (Floats)_mm256_fmadd_ps(factor, right[v], (__m256)sums[r][v]);
         }
       }
@@ -194,12 +199,24 @@ struct FewPlain {
     _mm_store_si128(reinterpret_cast<__m128i *>(to + apart), _mm256_extracti128_si256(eight, 1));
   }
 };
+
+// By what a function makes in panels of 32 columns: 4 x 16 sums at a time.
+struct FewMadePlain : FewPlain {
+  static constexpr bool kAddsPairs = false;
+  static constexpr int kColumns = 16, kVectors = 2, kPacked = 2 * 32;
+  template <int Rows>
+  static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
+    add_apart<32>(a, b, sums);
+  }
+};
 #else
 using FewPlain = Unserved;
+using FewMadePlain = Unserved;
 #endif
 
 #if defined(VNPU_BF16_DOTS)
 struct FewPairs : Few512 {
+  static constexpr bool kAddsPairs = true;
   static constexpr int kMinRows = kRows;  // fewer are no faster
   static constexpr int kMaxRowsPrefetchedTwice = kRows;
   using Left = uint32_t;  // two steps of a row
@@ -209,36 +226,10 @@ struct FewPairs : Few512 {
   static void pack_rows(const bf16 *a, const i64 *rows, Left *to, i64) {
     turn_piece(a, rows, [&](int pair, __m256i eight) { store_eight(to + pair * kLefts, eight); });
   }
-  static constexpr int kColumnsAtOnce = 16;  // of add_runs
-  // Adds to the sums of eight rows in some columns, eight floats each, the products of all pairs of steps. Columns of b are runs
-  // of k, `Apart` elements from each other.
-  template <int Apart>
-  [[gnu::noinline]] static void add_runs(const Left *a, const bf16 *b, int pairs, float *c) {
-    __m256 sums[kColumnsAtOnce];
-#pragma GCC unroll 16
-    for (int n = 0; n < kColumnsAtOnce; ++n) sums[n] = _mm256_load_ps(c + n * kRows);
-    for (int pair = 0; pair < pairs; ++pair, a += kLefts, b += 2) {
-      const __m256bh factors = (__m256bh)_mm256_load_si256(reinterpret_cast<const __m256i *>(a));
-#pragma GCC unroll 16
-      for (int n = 0; n < kColumnsAtOnce; ++n) {
-        int both;
-        memcpy(&both, b + n * Apart, sizeof(both));
-        sums[n] = _mm256_dpbf16_ps(sums[n], factors, (__m256bh)dots::pairs::unknown(_mm256_set1_epi32(both)));
-      }
-    }
-#pragma GCC unroll 16
-    for (int n = 0; n < kColumnsAtOnce; ++n) _mm256_store_ps(c + n * kRows, sums[n]);
-  }
   // Adds the products of a pair of steps to the sums of the first rows.
   template <int Rows>
   static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
-    const __m512bh low = (__m512bh)_mm512_load_si512(b), high = (__m512bh)_mm512_load_si512(b + kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-      const __m512bh factor = (__m512bh)dots::pairs::unknown(_mm512_set1_epi32(int(a[r])));
-      sums[r][0] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][0], factor, low);
-      sums[r][1] = (Floats)_mm512_dpbf16_ps((__m512)sums[r][1], factor, high);
-    }
+    dots::pairs::add_rows(a, b, sums);
   }
 };
 #endif

@@ -1,93 +1,95 @@
-// A product of few rows by an operand that a function makes row by row (made_rows.h).
+// A product of few rows by an operand that a function makes by pairs of k (made_pairs.h).
 //
-// What the function makes in one call is multiplied at once, while it is in L1, by the micro-kernels of product_few.h; those of
-// pairs read it as it lies. Meanwhile what the function reads for the next columns is prefetched into L2. Every thread has
-// neighbouring columns.
+// A piece of what the function makes is multiplied as it lies by the micro-kernels of product_few.h while the next one is made: in
+// one loop where the function has one, as making and multiplying take different units of the CPU. What the function reads is
+// read from end to end, as it prefetches it. Every thread has neighbouring columns.
 #pragma once
 
 #include "vnpu/entry.h"
-#include "vnpu/made_rows.h"
+#include "vnpu/made_pairs.h"
 #include "vnpu/product_few.h"
 #include "vnpu/product_operands.h"
 
 namespace vnpu::product {
 
-// Calls of the function: `steps` for every `columns` columns of the product, which are a tile.
+// Calls of the function for every tile, which is kColumns columns of the product for each part of the form.
 struct MadeCalls {
+  // Where a call reads, in bytes from the begin of the product's b, and its argument: of a step beyond those of its tile.
   struct Call {
-    const uint8_t *from;
-    int32_t argument;
+    i64 from, argument;
   };
-  const MadeRows *rows;
-  i64 columns, steps;
-  i64 parts, bytes, apart;  // what a call reads: parts of so many bytes, and bytes from the begin of one to that of the next
-  i64 calls_a_source;  // calls one after the other that read the same
+  const MadePairs *form;
+  const Call *of_steps;
+  i64 steps;
+  i64 apart;  // bytes from the begin of one part of what is read to that of the next
 };
 
-template <class Kernel, int Apart>
+template <class Kernel>
 class FewMade : Operands {
  public:
-  FewMade(const Product &product, const MadeCalls &calls) : Operands(product), calls_(calls) {}
+  FewMade(const Product &product, const MadeCalls &calls)
+      : Operands(product), calls_(calls), columns_(calls.form->parts * kColumns) {}
 
   // Whether the micro-kernel has all it needs.
-  bool serves() const {
-    const i64 depth = calls_.rows->depth, least = kAtOnce ? kAtOnce : kPieceColumns;
-    return depth % kPieceSteps == 0 && depth <= kApart && calls_.columns % least == 0 && calls_.columns <= kMaxColumns &&
-           a_steps_.has_whole_lines();
-  }
+  bool serves() const { return columns_ <= kMaxColumns && a_steps_.has_whole_lines(); }
 
-  // at(tile, step): the call.
-  template <class At>
-  void run(const At &at) {
+  // of_tile(tile): its begin.
+  template <class OfTile>
+  void run(const OfTile &of_tile) {
     multiply_rows(Kernel::kMinRows,
-                  [&] { share_panels(calls_.columns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end, at); }); });
+                  [&] { share_panels(columns_, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end, of_tile); }); });
   }
 
  private:
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   using Floats = typename Kernel::Floats;
-  static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
-  static constexpr int kAtOnce = Kernel::kColumnsAtOnce;
+  static constexpr int kRows = Kernel::kRows;
+  static constexpr i64 kColumns = MadePairs::kColumns;
   static constexpr i64 kPackedRows = 8, kWorthThreads = 1 << 20;
-  static constexpr int kMaxColumns = 128;
-  static constexpr int kApart = Apart;  // elements from one column of what is made to the next: an odd number of cache lines
+  static constexpr i64 kMaxColumns = 128;
 
   struct Work {
     Left *packed;  // a: kRows rows, pair by pair of steps, then the next kRows
-    bf16 *made;
-    Packed *turned;  // a panel of what is made
-    float *sums;  // at place()
+    Packed *made, *next;  // a piece each
+    float *sums;  // of a tile: panels of kColumns, each row by row
+    // What is multiplied by the piece that is made, and its sums; null: there is none.
+    const Left *a = nullptr;
+    float *sums_of_made = nullptr;
   };
 
-  template <class At>
-  void multiply(i64 first, i64 end, const At &at) const {
+  template <class OfTile>
+  void multiply(i64 first, i64 end, const OfTile &of_tile) const {
     if (first >= end) return;
     Blocks blocks;
-    const i64 depth = calls_.rows->depth;
     Work work;
     work.packed = blocks.alloc<Left>(padded_rows() / kRows * lefts(k_));
-    work.made = blocks.alloc<bf16>(calls_.columns * kApart);
-    work.turned = blocks.alloc<Packed>(depth / 2 * Kernel::kPacked);
-    work.sums = blocks.alloc<float>(panels() * kColumns * padded_rows());
-    memset(static_cast<void *>(work.turned), 0, size_t(depth / 2 * Kernel::kPacked) * sizeof(Packed));
+    work.made = blocks.alloc<Packed>(kPieceSteps / 2 * Kernel::kPacked);
+    work.next = blocks.alloc<Packed>(kPieceSteps / 2 * Kernel::kPacked);
+    work.sums = blocks.alloc<float>(columns_ * padded_rows());
     pack_rows(work.packed);
     for (i64 tile = first; tile < end; ++tile) {
       check_running();
-      begin(tile, work.sums);
+      clear(tile, work.sums);
       const CoreModes modes;
-      for (i64 step = 0; step < calls_.steps; ++step) {
-        const MadeCalls::Call call = at(tile, step);
-        if (tile + 1 < end) prefetch(at(tile + 1, step).from, step % calls_.calls_a_source);
-        calls_.rows->make(call.argument, call.from, calls_.apart, work.made, kApart);
-        add_made(work, work.packed + lefts(step * depth));
+      const MadeCalls::Call begin = of_tile(tile);
+      // One part after the other, as they lie in memory.
+      for (i64 part = 0; part < calls_.form->parts; ++part) {
+        for (i64 step = 0; step < calls_.steps; ++step) {
+          const MadeCalls::Call &of_step = calls_.of_steps[step];
+          const i64 from = of_step.from + part * calls_.apart;
+          add_made(work, step, work.sums + part * padded_rows() * kColumns, source(begin.from + from),
+                   int32_t(begin.argument + of_step.argument));
+        }
       }
+      add_rows_from(0, work);
+      work.a = nullptr;
       finish(tile, work.sums);
     }
   }
 
+  const uint8_t *source(i64 at) const { return reinterpret_cast<const uint8_t *>(product_.b) + at; }
   i64 padded_rows() const { return (m_ + kPackedRows - 1) / kPackedRows * kPackedRows; }
-  i64 panels() const { return (calls_.columns + kColumns - 1) / kColumns; }
 
   // Lefts of kRows rows over some steps.
   static i64 lefts(i64 steps) { return steps / 2 * Kernel::kLefts; }
@@ -101,41 +103,34 @@ class FewMade : Operands {
     }
   }
 
-  // The share of one call in what it and others read.
-  void prefetch(const uint8_t *from, i64 share) const {
-    const i64 begin = share * calls_.bytes / calls_.calls_a_source, end = (share + 1) * calls_.bytes / calls_.calls_a_source;
-    for (i64 part = 0; part < calls_.parts; ++part, from += calls_.apart) {
-      for (i64 at = begin; at < end; at += 64) __builtin_prefetch(from + at, 0, 2);
+  // Makes the pieces of a part of a call, and meanwhile adds the products by the pieces before.
+  void add_made(Work &work, i64 step, float *sums, const uint8_t *from, int32_t argument) const {
+    const Left *a = work.packed + lefts(step * calls_.form->depth);
+    for (i64 first = 0; first < calls_.form->depth; first += kPieceSteps, a += lefts(kPieceSteps)) {
+      const i64 added = make(work, argument, from, first);
+      if (work.a) add_rows_from(added, work);
+      Packed *const made = work.next;
+      work.next = work.made, work.made = made;
+      work.a = a, work.sums_of_made = sums;
     }
   }
-
-  // Adds the products by what was made to the sums of all rows.
-  void add_made(const Work &work, const Left *a) const {
-    const int pairs = int(calls_.rows->depth / 2);
-    float *sums = work.sums;
-    if constexpr (kAtOnce > 0) {
-      for (i64 m = 0; m < m_; m += kRows, a += lefts(k_)) {
-        for (i64 n = 0; n < calls_.columns; n += kAtOnce, sums += kAtOnce * kRows) {
-          Kernel::template add_runs<kApart>(a, work.made + n * kApart, pairs, sums);
-        }
-      }
-    } else {
-      for (i64 panel = 0; panel < panels(); ++panel) {
-        turn(work.made, panel, work.turned);
-        const Left *from = a;
-        for (i64 m = 0; m < m_; m += kRows, from += lefts(k_), sums += kRows * kColumns) {
-          add_up_to<kRows>(int(m_ - m), from, work.turned, pairs, sums);
-        }
+  // Makes the next piece. Returns how many rows have the products by the one before.
+  i64 make(const Work &work, int32_t argument, const uint8_t *from, i64 first) const {
+    if constexpr (Kernel::kAddsPairs) {
+      if (work.a && calls_.form->make_and_add) {
+        calls_.form->make_and_add(argument, from, first, work.next, work.a, work.made, work.sums_of_made);
+        return kRows;
       }
     }
+    calls_.form->make(argument, from, first, reinterpret_cast<uint32_t *>(work.next));
+    return 0;
   }
-
-  void turn(const bf16 *made, i64 panel, Packed *to) const {
-    i64 columns[kPieceColumns];
-    for (i64 i = 0; i < kPieceColumns; ++i) columns[i] = i * kApart;
-    for (i64 n = panel * kColumns; n < (panel + 1) * kColumns && n < calls_.columns; n += kPieceColumns, to += kPieceColumns) {
-      for (i64 k = 0; k < calls_.rows->depth; k += kPieceSteps) {
-        Kernel::turn(made + n * kApart + k, columns, to + k / 2 * Kernel::kPacked);
+  // Adds the products by the piece that is made to the rows from `first` on.
+  void add_rows_from(i64 first, const Work &work) const {
+    const Left *a = work.a + first / kRows * lefts(k_);
+    for (i64 m = first; m < m_; m += kRows, a += lefts(k_)) {
+      for (i64 n = 0; n < kColumns; n += Kernel::kColumns) {
+        add_up_to<kRows>(int(m_ - m), a, work.made + n, kPiecePairs, work.sums_of_made + m * kColumns + n);
       }
     }
   }
@@ -165,28 +160,24 @@ class FewMade : Operands {
     }
   }
 
-  // The sum of a row in a column of the tile.
-  i64 place(i64 m, i64 n) const {
-    if constexpr (kAtOnce > 0) return (m / kRows * calls_.columns + n) * kRows + m % kRows;
-    const i64 rows = (m_ + kRows - 1) / kRows * kRows;
-    return (n / kColumns * rows + m) * kColumns + n % kColumns;
-  }
-  void begin(i64 tile, float *sums) const {
-    memset(sums, 0, size_t(panels() * kColumns * padded_rows()) * sizeof(float));
-    if (product_.rounded) return;
-    const i64 *const columns = c_columns_.some(tile * calls_.columns, calls_.columns).at;
-    for (i64 m = 0; m < m_; ++m) {
-      for (i64 n = 0; n < calls_.columns; ++n) sums[place(m, n)] = product_.c[c_rows_[m] + columns[n]];
+  // Calls with(sums, columns of c, m) for every row of every panel of a tile.
+  template <class With>
+  void each_row(i64 tile, float *sums, const With &with) const {
+    for (i64 n = 0; n < columns_; n += kColumns, sums += padded_rows() * kColumns) {
+      const Places columns = c_columns_.some(tile * columns_ + n, kColumns);
+      for (i64 m = 0; m < m_; ++m) with(sums + m * kColumns, columns, m);
     }
   }
-  void finish(i64 tile, const float *sums) const {
-    const Places columns = c_columns_.some(tile * calls_.columns, calls_.columns);
-    alignas(64) float row[kMaxColumns];
-    for (i64 m = 0; m < m_; ++m) {
-      for (i64 n = 0; n < calls_.columns; ++n) row[n] = sums[place(m, n)];
+  void clear(i64 tile, float *sums) const {
+    memset(sums, 0, size_t(columns_ * padded_rows()) * sizeof(float));
+    if (product_.rounded) return;
+    each_row(tile, sums, [&](float *row, const Places &columns, i64 m) { gather(product_.c + c_rows_[m], columns, row); });
+  }
+  void finish(i64 tile, float *sums) const {
+    each_row(tile, sums, [&](const float *row, const Places &columns, i64 m) {
       if (product_.rounded) round(row, columns, product_.rounded + c_rows_[m]);
       else scatter(product_.c + c_rows_[m], columns, row);
-    }
+    });
   }
   static void round(const float *sums, const Places &columns, bf16 *to) {
     if (!columns.are_runs_of(8)) {
@@ -201,6 +192,7 @@ class FewMade : Operands {
     }
   }
   const MadeCalls calls_;
+  const i64 columns_;  // of a tile
 };
 
 }  // namespace vnpu::product

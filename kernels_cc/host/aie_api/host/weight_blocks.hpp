@@ -11,15 +11,16 @@
 #pragma once
 
 #include "types.hpp"
-#include "vnpu/made_rows.h"
+#include "vnpu/made_pairs.h"
 #include "vnpu/prefetch.h"
 
 #if defined(VNPU_FAST) && !VNPU_CHECKS && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define AIE_HOST_WEIGHT_BLOCKS 1
-#define AIE_HOST_WEIGHT_ROWS 1
+#define AIE_HOST_WEIGHT_PAIRS 1
 #include <immintrin.h>
 
 #include "weight_bytes.hpp"
+#include "weight_pairs.hpp"
 #include "weight_tables.hpp"
 
 namespace aie {
@@ -41,13 +42,6 @@ class weight_blocks {
   static constexpr bool has_tables = Bits == 4;
 #else
   static constexpr bool has_tables = false;
-#endif
-
-  // Whether there is a way to unpack row by row.
-#if defined(AIE_HOST_WEIGHT_BYTES)
-  static constexpr bool has_rows = true;
-#else
-  static constexpr bool has_rows = Bits == 4;
 #endif
 
   // The place of a partial sum of a row.
@@ -145,24 +139,24 @@ class weight_blocks {
     return true;
   }
 
-  // As `unpack`, but row by row, of which each begins `apart` elements after the one before it. first and count are multiples
-  // of 32.
-  static bool unpack_rows(std::uint32_t first, unsigned count, const std::uint8_t* block, std::int64_t apart, bfloat16* to) {
-    if constexpr (!has_rows) return false;  // it is not called then
-    const char* ahead = reinterpret_cast<const char*>(block) + first / 32 * (lines / 8 * 64);
-    for (unsigned group = first / 32; group < (first + count) / 32; ++group, to += 32, ahead += lines / 8 * 64) {
-      __m512i least = _mm512_set1_epi16(-1);
-      for (unsigned at = group * 64; at < codes_at; at += minima_at)
-        least = lesser(least, doubled(_mm512_loadu_si512(block + at)));
-      if (least_exponent(least) < 8) return false;
-      for (unsigned line = 0; line < lines / 8; ++line) vnpu::prefetch_ahead(ahead + 64 * line);
-      if constexpr (Bits == 4) weight_tables::unpack(block, group, apart, to);
-#if defined(AIE_HOST_WEIGHT_BYTES)
-      else weight_bytes::unpack(block, group, apart, to);
-#endif
-    }
+  // As `unpack`, but the group of columns from `first` on, by pairs of columns: each the weights of 32 rows.
+  static bool unpack_pairs(unsigned first, const std::uint8_t* block, std::uint32_t* to) {
+    if (has_small_group(first / 32, block)) return false;
+    weight_pairs<Bits>::unpack(block, first / 32, to, [] {});
     return true;
   }
+#if defined(VNPU_BF16_DOTS)
+  // The same, and meanwhile sums += the products of eight rows of a by a group that was unpacked before.
+  static bool unpack_pairs_and_add(unsigned first, const std::uint8_t* block, std::uint32_t* to, const std::uint32_t* a,
+                                   const std::uint32_t* made, float* sums) {
+    if (has_small_group(first / 32, block)) return false;
+    weight_pairs<Bits>::unpack_and_add(block, first / 32, to, a, made, sums);
+    return true;
+  }
+  static void add_pairs(const std::uint32_t* a, const std::uint32_t* made, float* sums) {
+    weight_pairs<Bits>::add(a, made, sums);
+  }
+#endif
 
  private:
   // The lane of a vector that has a row of a plane.
@@ -223,6 +217,13 @@ class weight_blocks {
     __m512i least = _mm512_set1_epi16(-1);
     for (unsigned at = 0; at < codes_at; at += 64) least = lesser(least, doubled(_mm512_loadu_si512(block + at)));
     return least_exponent(least);
+  }
+  // Whether a group of columns may have weights below 2^-126.
+  AIE_HOST_INLINE static bool has_small_group(unsigned group, const std::uint8_t* block) {
+    __m512i least = _mm512_set1_epi16(-1);
+    for (unsigned at = group * 64; at < codes_at; at += minima_at)
+      least = lesser(least, doubled(_mm512_loadu_si512(block + at)));
+    return _mm512_cmplt_epu16_mask(least, _mm512_set1_epi16((8 << 8) - 1)) != 0;
   }
   // Numbers without their signs, twice as large as integers.
   AIE_HOST_INLINE static __m512i doubled(__m512i bits) { return _mm512_add_epi16(bits, bits); }

@@ -6,10 +6,12 @@
 #pragma once
 
 #include "types.hpp"
+#include "vnpu/made_pairs.h"
 #include "vnpu/prefetch.h"
 
 #if defined(VNPU_FAST) && !VNPU_CHECKS && !defined(AIE_HOST_WEIGHT_BLOCKS) && defined(__AVX2__) && defined(__FMA__)
 #define AIE_HOST_WEIGHT_BLOCKS 1
+#define AIE_HOST_WEIGHT_PAIRS 1
 #include <immintrin.h>
 
 namespace aie {
@@ -79,7 +81,42 @@ class weight_blocks {
     return true;
   }
 
+  // As `unpack`, but the group of columns from `first` on, in f32: of each column the weights of 32 rows.
+  static bool unpack_pairs(unsigned first, const std::uint8_t* block, std::uint32_t* to) {
+    const std::uint8_t* const numbers = block + first / 32 * 2 * rows;
+    if (!Range(numbers, rows).is_within(least, most)) return false;
+    if (has_minima && !Range(numbers + minima_at, rows).is_within(least, most)) return false;
+    const char* const ahead = reinterpret_cast<const char*>(block) + first / 32 * (lines / 8 * 64);
+    for (unsigned line = 0; line < lines / 8; ++line) vnpu::prefetch_ahead(ahead + 64 * line);
+    for (unsigned eight = 0; eight < rows / 8; ++eight) {
+      const __m256 scales = wide_eight(numbers + 16 * eight);
+      const __m256 minima = has_minima ? wide_eight(numbers + minima_at + 16 * eight) : _mm256_setzero_ps();
+      const std::uint8_t* at = block + codes_at + eight / 2 * plane_bytes + first * column_bytes + eight % 2 * column_bytes / 2;
+      for (unsigned column = 0; column < 32; ++column, at += column_bytes) {
+        const __m256 codes = eight_codes(at);
+        const __m256 weights = has_minima ? _mm256_fmadd_ps(codes, scales, minima) : _mm256_mul_ps(codes, scales);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + column * rows + 8 * eight), upper(to_even(weights)));
+      }
+    }
+    return true;
+  }
+
  private:
+  AIE_HOST_INLINE static __m256 wide_eight(const std::uint8_t* at) {
+    return (__m256)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))), 16);
+  }
+  // Codes of eight rows of a column.
+  AIE_HOST_INLINE static __m256 eight_codes(const std::uint8_t* at) {
+    if constexpr (Bits == 8) {
+      return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+    } else {
+      int all;
+      std::memcpy(&all, at, sizeof(all));
+      const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+      return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(all), shifts), _mm256_set1_epi32(15)));
+    }
+  }
+
   // The lane of two vectors that has a row of a plane.
   static constexpr unsigned lane_of(unsigned row) { return row % 2 * 8 + row / 2; }
 

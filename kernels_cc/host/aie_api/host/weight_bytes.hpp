@@ -44,37 +44,6 @@ struct weight_bytes {
       }
   }
 
-  // The weights of a group of columns, row by row, of which each begins `apart` elements after the one before it. A zero keeps
-  // its sign, as 2^15 + 128 is taken away before the scale is multiplied.
-  static void unpack(const std::uint8_t* block, unsigned group, std::int64_t apart, bfloat16* to) {
-    const __m512i columns_of = _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 1, 17, 33, 49, 65, 81, 97, 113);
-    const __m512i first_row = _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13),
-                  second_row = _mm512_add_epi64(first_row, _mm512_set1_epi64(2));
-    for (unsigned plane = 0; plane < planes; ++plane) {
-      const std::uint8_t* const at = block + codes_at + plane * plane_bytes + group * group_bytes;
-      __m512i codes[8];
-      for (unsigned i = 0; i < 8; ++i) codes[i] = Codes::bytes(at + 64 * i);
-      const std::uint8_t* const scales = block + (group * rows + plane * plane_rows) * 2;
-      for (unsigned row = 0; row < plane_rows; row += 2, to += 2 * apart) {
-        std::uint32_t two;
-        std::memcpy(&two, scales + 2 * row, sizeof(two));
-        const __m512 scale = (__m512)_mm512_mask_blend_epi32(0xff00, _mm512_set1_epi32(int(two << 16)),
-                                                             _mm512_set1_epi32(int(two & 0xffff0000u)));
-        const __m512i places = _mm512_or_si512(_mm512_slli_epi32(_mm512_add_epi32(columns_of, _mm512_set1_epi32(int(row))), 8),
-                                               _mm512_set1_epi32(0x47000000));
-        const auto eight = [&](unsigned i) AIE_HOST_LAMBDA {
-          const __m512 numbers = (__m512)_mm512_mask2_permutex2var_epi8(codes[2 * i], places, only_codes, codes[2 * i + 1]);
-          return _mm512_mul_ps(_mm512_sub_ps(numbers, _mm512_set1_ps((1 << 15) + 128)), scale);
-        };
-        // Eight columns of either row, and then the next eight.
-        const __m512i left = (__m512i)_mm512_cvtne2ps_pbh(eight(1), eight(0)),
-                      right = (__m512i)_mm512_cvtne2ps_pbh(eight(3), eight(2));
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi64(left, first_row, right));
-        _mm512_storeu_si512(to + apart, _mm512_permutex2var_epi64(left, second_row, right));
-      }
-    }
-  }
-
  private:
   static constexpr __mmask64 only_codes = 0x2222222222222222u;
 

@@ -1,38 +1,22 @@
-// Blocks of 4-bit weights with AVX-512: a table of 16 weights for every row and group.
+// Products of blocks of 4-bit weights with AVX512-BF16: a table of 16 weights for every row and group.
 //
 // The 32 weights of a row in a group are 16 different ones at most. They are computed once, and one instruction looks up 32. A
-// register of codes has those of four rows: 16 bits of a column. Where weights are unpacked, two rows share a register of
-// tables, and 32 columns of a row are looked up. Where they are multiplied by a vector, with AVX512-BF16, two groups of a row
-// share it, and weights come out in the pairs of columns in which they are multiplied. Sums are kept row by row, 64 of each.
+// register of codes has those of four rows: 16 bits of a column. Two groups of a row share a register of tables, and weights come
+// out in the pairs of columns in which they are multiplied. Sums are kept row by row, 64 of each.
 #pragma once
 
 #include "types.hpp"
+#include "weight_pairs.hpp"
 
-#if defined(AIE_HOST_WEIGHT_BLOCKS)
+#if defined(AIE_HOST_WEIGHT_BLOCKS) && defined(VNPU_BF16_DOTS)
 
 namespace aie {
 namespace host {
-
-// f32 of which the upper half is rounded to even; of normal numbers.
-AIE_HOST_INLINE __m512i rounded_to_even(__m512 v) {
-  const __m512i bits = (__m512i)v, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  return _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-}
-// Two vectors of f32 as bf16: the first in the lower half.
-AIE_HOST_INLINE __m512i rounded_to_bf16(__m512 a, __m512 b) {
-#if defined(VNPU_BF16_DOTS)
-  return (__m512i)_mm512_cvtne2ps_pbh(b, a);
-#else
-  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_even(a), 16))),
-                            _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_to_even(b), 16)), 1);
-#endif
-}
 
 struct weight_tables {
   static constexpr unsigned columns = 256, rows = 32, lanes_of_row = 64, groups = 8;
   static constexpr unsigned minima_at = 512, codes_at = 1024, plane_bytes = 2048, lines = 80;
 
-#if defined(VNPU_BF16_DOTS)
   // x for the columns of a block: pairs of columns that are 64 apart, the earlier one in the upper halves.
   struct Pairs {
     alignas(64) std::uint32_t all[2][2][2][16];  // half of 64 columns, pair, half of these 32 columns
@@ -62,7 +46,7 @@ struct weight_tables {
 
   static void multiply(bool begins, const std::uint8_t* block, const Pairs& x, float* sums) {
     Numbers numbers;
-    numbers.fill(block, 0, groups);
+    numbers.fill(block);
     const char* ahead = reinterpret_cast<const char*>(block);
     for (unsigned half = 0; half < 2; ++half)
       for (unsigned eight = 0; eight < 4; ++eight, ahead += lines / 8 * 64)
@@ -80,113 +64,32 @@ struct weight_tables {
     _mm_storeu_ps(four, _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)));
     return (four[0] + four[2]) + (four[1] + four[3]);
   }
-#endif
-
-  // The weights of a group of columns, row by row, of which each begins `apart` elements after the one before it.
-  static void unpack(const std::uint8_t* block, unsigned group, std::int64_t apart, bfloat16* to) {
-    Numbers numbers;
-    numbers.fill(block, group, 1);
-    for (unsigned plane = 0; plane < 2; ++plane) {
-      alignas(64) std::uint16_t codes[4][32];
-      by_fours(block + codes_at + plane * plane_bytes + group * 256, codes);
-      for (unsigned four = 0; four < 4; ++four) {
-        const Weights weights(codes[four], numbers, group, plane * 16 + 4 * four);
-        each_of_four([&](auto r) AIE_HOST_LAMBDA { _mm512_storeu_si512(to + r * apart, weights.of[r]); });
-        to += 4 * apart;
-      }
-    }
-  }
 
  private:
   // Scales and minima of rows and groups.
   struct Numbers {
-    // Those of `count` groups from `first` on.
-    AIE_HOST_INLINE void fill(const std::uint8_t* block, unsigned first, unsigned count) {
-      for (unsigned group = first; group < first + count; ++group) {
+    AIE_HOST_INLINE void fill(const std::uint8_t* block) {
+      for (unsigned group = 0; group < groups; ++group) {
         const std::uint8_t* const at = block + 2 * rows * group;
-#if defined(VNPU_BF16_DOTS)
         const __m512i scales = _mm512_loadu_si512(at), minima = _mm512_loadu_si512(at + minima_at);
         _mm512_store_si512(both_[group], _mm512_unpacklo_epi16(scales, minima));
         _mm512_store_si512(both_[group] + 16, _mm512_unpackhi_epi16(scales, minima));
-#else
-        for (unsigned row = 0; row < rows; row += 16) {
-          _mm512_storeu_ps(scales_[group] + row, wide(at + 2 * row));
-          _mm512_storeu_ps(minima_[group] + row, wide(at + minima_at + 2 * row));
-        }
-#endif
       }
     }
     // The weights of a row in a group by code, before they are rounded to bf16.
     AIE_HOST_INLINE __m512 weights(unsigned group, unsigned row) const {
-#if defined(VNPU_BF16_DOTS)
       // code * scale + (1 * minimum - 0), as one instruction: -0 keeps the sign of a minimum that is zero.
       const __m512i codes =
           _mm512_setr_epi32(0x3f800000, 0x3f803f80, 0x3f804000, 0x3f804040, 0x3f804080, 0x3f8040a0, 0x3f8040c0, 0x3f8040e0,
                             0x3f804100, 0x3f804110, 0x3f804120, 0x3f804130, 0x3f804140, 0x3f804150, 0x3f804160, 0x3f804170);
       const __m512i both = _mm512_set1_epi32(int(both_[group][row / 4 % 2 * 16 + row / 8 * 4 + row % 4]));
       return _mm512_dpbf16_ps(_mm512_set1_ps(-0.0f), (__m512bh)codes, (__m512bh)both);
-#else
-      const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      return _mm512_fmadd_ps(codes, _mm512_set1_ps(scales_[group][row]), _mm512_set1_ps(minima_[group][row]));
-#endif
     }
 
    private:
-#if defined(VNPU_BF16_DOTS)
     alignas(64) std::uint32_t both_[groups][rows];  // the scale in the lower half; four rows of every eight, then the others
-#else
-    float scales_[groups][rows], minima_[groups][rows];
-
-    AIE_HOST_INLINE static __m512 wide(const std::uint8_t* at) {
-      const __m256i sixteen = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
-      return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(sixteen), 16);
-    }
-#endif
   };
 
-  // 32 columns of 16 rows: four codes of every column together.
-  AIE_HOST_INLINE static void by_fours(const std::uint8_t* from, std::uint16_t (&to)[4][32]) {
-    __m512i in[4];
-    each_of_four([&](auto i) AIE_HOST_LAMBDA { in[i] = _mm512_loadu_si512(from + 64 * i); });
-    alignas(64) static constexpr std::uint16_t order[2][32] = {{0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60,
-                                                                1, 5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49, 53, 57, 61},
-                                                               {2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62,
-                                                                3, 7, 11, 15, 19, 23, 27, 31, 35, 39, 43, 47, 51, 55, 59, 63}};
-    for (unsigned two = 0; two < 2; ++two) {
-      const __m512i places = _mm512_load_si512(order[two]);
-      const __m512i first = _mm512_permutex2var_epi16(in[0], places, in[1]);
-      const __m512i last = _mm512_permutex2var_epi16(in[2], places, in[3]);
-      _mm512_store_si512(to[2 * two], _mm512_shuffle_i64x2(first, last, 0x44));
-      _mm512_store_si512(to[2 * two + 1], _mm512_shuffle_i64x2(first, last, 0xee));
-    }
-  }
-  template <typename F>
-  AIE_HOST_INLINE static void each_of_four(F f) {
-    f(std::integral_constant<unsigned, 0>()), f(std::integral_constant<unsigned, 1>());
-    f(std::integral_constant<unsigned, 2>()), f(std::integral_constant<unsigned, 3>());
-  }
-
-  // The weights of four rows in 32 columns.
-  struct Weights {
-    __m512i of[4];
-
-    AIE_HOST_INLINE Weights(const std::uint16_t* codes, const Numbers& numbers, unsigned group, unsigned row) {
-      const __m512i four = _mm512_load_si512(codes), nibbles = _mm512_set1_epi16(0x0f0f), second = _mm512_set1_epi16(0x1000);
-      // Codes of rows 0 and 2, and of 1 and 3: the latter ones with a bit for the second table.
-      const __m512i even = _mm512_ternarylogic_epi32(four, nibbles, second, 0xea);
-      const __m512i odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(four, 4), nibbles, second, 0xea);
-      const auto table = [&](unsigned one) AIE_HOST_LAMBDA {
-        return rounded_to_bf16(numbers.weights(group, one), numbers.weights(group, one + 2));
-      };
-      const __m512i of_even = table(row), of_odd = table(row + 1);
-      of[0] = _mm512_permutexvar_epi16(even, of_even);
-      of[1] = _mm512_permutexvar_epi16(odd, of_odd);
-      of[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(even, 8), of_even);
-      of[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(odd, 8), of_odd);
-    }
-  };
-
-#if defined(VNPU_BF16_DOTS)
   // Half of the partial sums of eight rows.
   static void multiply_eight(bool begins, const std::uint8_t* block, const Numbers& numbers, unsigned eight, unsigned half,
                              const std::uint32_t (&x)[2][2][16], float* sums, const char* ahead) {
@@ -232,7 +135,6 @@ struct weight_tables {
     for (unsigned i = 0; i < 32; ++i) order[i] = std::uint16_t((i / 8 * 4 + i % 4) * 4 + i / 4 % 2 + first);
     return _mm512_loadu_si512(order);
   }
-#endif
 };
 
 }  // namespace host
