@@ -123,6 +123,7 @@ def edited(folder, dtype, policy, tokens):
     name, number = policy
     kind = getattr(torch, dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="eager").eval()
+    kinds = getattr(model.config, "layer_types", ())
     cache, length, logits, left, cuts = DynamicCache(config=model.config), 0, [], list(tokens), 0
 
     def turn(keys, positions, sign):
@@ -151,7 +152,7 @@ def edited(folder, dtype, policy, tokens):
                 near = places[:, None] - torch.arange(length + len(own))[None] < number
                 seen &= near | (torch.arange(length + len(own)) < 4)[None]
             mask = torch.where(seen, 0.0, torch.finfo(kind).min).to(kind)[None, None]
-            masks = {"full_attention": mask, "conv": None} if "conv" in model.config.layer_types else mask
+            masks = {"full_attention": mask, "conv": None} if "conv" in kinds else mask
             made = model(
                 torch.tensor([own]), attention_mask=masks, position_ids=places[None], past_key_values=cache
             )
