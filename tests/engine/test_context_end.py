@@ -43,7 +43,7 @@ SMALL = {
 OF_THE_DEMO = {"hidden_size": 256, "intermediate_size": 768, "head_dim": 64}
 """Sizes with which a Llama has the demo's programs, which other tests build."""
 FAMILIES = ("Llama", "Qwen2", "Qwen3", "SmolLM3", "Lfm2")
-ENTRIES = {
+ENTRIES: dict[str, dict[str, Any]] = {
     "SmolLM3": {"no_rope_layer_interval": 2, "pad_token_id": 0},
     "Lfm2": {
         "num_hidden_layers": 3,
