@@ -163,7 +163,7 @@ class ChunkRegistry:
         sequence.reserve(end - begin)
         targets, part = sequence.pool_positions(begin, end - begin), slice(begin - first, end - first)
         with self._resident(chunk.name, chunk.state) as layers:
-            tables = self._rope.each(len(self._pool.layers))
+            tables = self._rope.each(self._pool.config)
             for (keys, values), (keys_before_rope, source_values), table in zip(
                 self._pool.layers, layers, tables, strict=True
             ):

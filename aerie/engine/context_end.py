@@ -108,8 +108,9 @@ def split_at_drops(
         past, tokens = past + taken, tokens - taken
 
 
-def context_end(text: str, variant_set: VariantSet, context: int) -> ContextEndPolicy:
-    """The policy with the name `text`, for a model of `context` positions.
+def context_end(text: str, variant_set: VariantSet, context: int, reach: int = 0) -> ContextEndPolicy:
+    """The policy with the name `text`, for a model of `context` positions. reach: so many last positions stay
+    at least, since short convolutions read their rows (LayerStates).
 
     Raises UserError for an unknown name, for a number that leaves nothing to drop, and for programs that do
     not support the policy.
@@ -124,14 +125,15 @@ def context_end(text: str, variant_set: VariantSet, context: int) -> ContextEndP
         return StopAtEnd()
     _check_programs(name, variant_set)
     positions = variant_set.positions(context)
-    min_number, max_number = (0, positions - 2) if name == SHIFT else (1, positions - SINK_TOKENS)
+    limits = (0, positions - max(2, 2 * reach - 1)), (1 + reach, positions - SINK_TOKENS)
+    min_number, max_number = limits[name == SINK]
     default = SINK_TOKENS if name == SHIFT else positions // 2
     number = int(number_text) if number_text.isdecimal() else default if text == name else -1
     if not min_number <= number <= max_number:
         raise UserError(
             f"context-end is {text!r} (CONTEXT_END), and its number must be from {min_number} to "
-            f"{max_number}: of the {positions} positions of the context some must be left to drop; give "
-            "another"
+            f"{max_number}: of the {positions} positions of the context some must be left to drop"
+            f"{f', and the last {reach} stay, which short convolutions read' if reach else ''}; give another"
         )
     return ShiftContext(number) if name == SHIFT else AttentionSink(number)
 

@@ -3,7 +3,8 @@
 A layer of a short convolution computes a row for each position, and later positions read the rows of the
 few positions before them. The rows lie in the pages as keys and values do, and what holds for these holds for
 them: a page that is found again has the state at its end, a rejected draft token is forgotten by the length
-alone, and a sequence that is copied, swapped out or saved takes its state along.
+alone, and a sequence that is copied, swapped out or saved takes its state along. Where positions are
+dropped at the context's end, the rows of those behind move down with their keys: rows know no position.
 
 Before a launch reads them, the host gathers for each row of a call the rows that it reads, so a row's bits do
 not depend on what stands beside it. Positions before the first one have zeros.
@@ -23,9 +24,12 @@ from aerie.engine.numerics import BF16Array, bf16
 from aerie.runtime import HostWork
 
 NOT_BUILT = {
-    "context_end": "what these keep does not move with the positions behind: leave context_end out",
-    "chunks": "they read the tokens before a chunk, whatever they are: give whole prompts",
-    "export": "the static form has attention in every layer: run it with aerie run",
+    "context_end": "pages keep it at their own ends alone, and end elsewhere when positions move: leave "
+    "context_end out",
+    "chunks": "behind a chunk it depends on all tokens before the chunk too: give whole prompts, whose "
+    "common beginnings are computed once",
+    "export": "the static form has no state among its inputs and results, and attention in every layer: run "
+    "it with aerie run",
 }
 """What models with layers without attention cannot do, with the reason and what to do."""
 BEFORE_START = -1

@@ -361,8 +361,8 @@ class PagedSequence:
         return len(self._shared_pages(positions.start))
 
     def drop(self, positions: range, rope: RopeTables) -> None:
-        """Drop these positions. Later positions move down, and their keys are computed again with the rows of
-        `rope` of their new positions.
+        """Drop these positions. Later positions move down with their rows of states, and their keys are
+        computed again with the rows of `rope` of their new positions.
 
         Raises PoolFullError, which changes nothing. After another exception the sequence has the positions
         before the dropped ones only.
@@ -373,7 +373,7 @@ class PagedSequence:
         source = self.pool_positions(positions.stop, count)
         target = self.pool_positions(positions.start, count)
         self._forget_tokens(positions.start)
-        layers, tables = self.pool.layers, rope.each(len(self.pool.layers))
+        layers, tables = self.pool.layers, rope.each(self.pool.config)
         for (keys, values), keys_before_rope, table in zip(
             layers, self.pool.keys_before_rope, tables, strict=True
         ):
@@ -382,6 +382,8 @@ class PagedSequence:
             keys[:, target] = apply_rope(
                 keys_before_rope[:, target], table[positions.start : positions.start + count]
             )
+        for state in self.pool.states:
+            state[:, target] = state[:, source]
         self.token_ids += tokens[positions.stop :]
         self.dropped_tokens += len(positions)
         self._release_beyond(self.length)

@@ -104,10 +104,10 @@ class RuntimeOptions:
                 f"context_end (CONTEXT_END) is {self.context_end!r}, which drops tokens one by one, and this "
                 f"model fills in blocks, from multiples of {config.diffusion.block_size} on; leave it out"
             )
-        if self.context_end != STOP:
+        if self.context_end != STOP and config.delta:
             asked = f"context_end (CONTEXT_END) is {self.context_end!r}, which drops tokens"
             check_no_states(config.states, "context_end", asked)
-        return context_end(self.context_end, self.variant_set(config), config.context)
+        return context_end(self.context_end, self.variant_set(config), config.context, config.states.reach)
 
     def variant_set(self, config: ModelConfig) -> VariantSet:
         """The variants of a model with these options. Raises as choose_seq_len, and UserError for malformed

@@ -50,12 +50,11 @@ class RopeTables:
         """The table of a layer."""
         return self.tables[self.of_layer[layer]]
 
-    def each(self, arrays: int) -> Iterator[BF16Array]:
-        """A table for each of this many arrays of a KV cache: for every layer as many as there are parts of
-        the model in it, one after the other."""
-        for table in self.of_layer:
-            for _ in range(arrays // len(self.of_layer)):
-                yield self.tables[table]
+    def each(self, config: ModelConfig) -> Iterator[BF16Array]:
+        """A table for each layer with attention of a KV cache of this config, which has every layer as many
+        times as there are parts of the model, one after the other."""
+        parts = config.num_hidden_layers // len(self.of_layer)
+        return (self.layer(layer // parts) for layer in config.layers_with_attention)
 
     def first(self, positions: int) -> RopeTables:
         """The rows of the first positions."""

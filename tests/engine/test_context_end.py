@@ -42,8 +42,16 @@ SMALL = {
 }
 OF_THE_DEMO = {"hidden_size": 256, "intermediate_size": 768, "head_dim": 64}
 """Sizes with which a Llama has the demo's programs, which other tests build."""
-FAMILIES = ("Llama", "Qwen2", "Qwen3", "SmolLM3")
-ENTRIES = {"SmolLM3": {"no_rope_layer_interval": 2, "pad_token_id": 0}}
+FAMILIES = ("Llama", "Qwen2", "Qwen3", "SmolLM3", "Lfm2")
+ENTRIES: dict[str, dict[str, Any]] = {
+    "SmolLM3": {"no_rope_layer_interval": 2, "pad_token_id": 0},
+    "Lfm2": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": False,
+        "pad_token_id": 0,
+    },
+}
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 300, 190)]
 CUTS = [(190,), (63, 2, 64, 61), (64, 1, 1, 124), (5, 17, 168), (190 - 66, *[1] * 66)]
 
@@ -75,8 +83,9 @@ def bits(rows):
 
 
 def held(cache):
-    """The bits of all that a cache holds, keys before RoPE too."""
+    """The bits of all that a cache holds, keys before RoPE and rows of states too."""
     arrays = [*(array for layer in cache.layers for array in layer), *cache.keys_before_rope]
+    arrays += cache.pool.states
     return b"".join(bits(array[:, : cache.length]) for array in arrays)
 
 
@@ -114,6 +123,7 @@ def edited(folder, dtype, policy, tokens):
     name, number = policy
     kind = getattr(torch, dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind, attn_implementation="eager").eval()
+    kinds = getattr(model.config, "layer_types", ())
     cache, length, logits, left, cuts = DynamicCache(config=model.config), 0, [], list(tokens), 0
 
     def turn(keys, positions, sign):
@@ -129,6 +139,8 @@ def edited(folder, dtype, policy, tokens):
                 past_it = POSITIONS - number + 1 if name == "sink" else first + (POSITIONS - first) // 2
                 stay = torch.cat([torch.arange(first), torch.arange(past_it, POSITIONS)])
                 for layer in cache.layers:
+                    if not hasattr(layer, "keys"):
+                        continue  # a short convolution goes on from the state that it has
                     bare = turn(layer.keys[:, :, stay].float(), stay, -1)
                     layer.keys = turn(bare, torch.arange(len(stay)), 1).to(kind)
                     layer.values = layer.values[:, :, stay]
@@ -140,8 +152,9 @@ def edited(folder, dtype, policy, tokens):
                 near = places[:, None] - torch.arange(length + len(own))[None] < number
                 seen &= near | (torch.arange(length + len(own)) < 4)[None]
             mask = torch.where(seen, 0.0, torch.finfo(kind).min).to(kind)[None, None]
+            masks = {"full_attention": mask, "conv": None} if "conv" in kinds else mask
             made = model(
-                torch.tensor([own]), attention_mask=mask, position_ids=places[None], past_key_values=cache
+                torch.tensor([own]), attention_mask=masks, position_ids=places[None], past_key_values=cache
             )
             logits.append(made.logits[0].float().numpy())
             length += len(own)
@@ -150,7 +163,7 @@ def edited(folder, dtype, policy, tokens):
 
 
 @pytest.mark.parametrize(("end", "policy"), [("shift", ("shift", 4)), ("sink:20", ("sink", 20))])
-@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Lfm2"])
 def test_against_transformers_with_its_cache_edited(family, end, policy, open_session, against):
     """The bounds of against_transformers.check, for what was read and what was decoded apart."""
     session = open_session(family, end, "guide")
@@ -289,12 +302,29 @@ def test_a_name_that_is_none_is_refused_with_the_list(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "limits"),
-    [("shift:63", "0 to 62"), ("sink:0", "1 to 60"), ("sink:61", "1 to 60"), ("shift:x", "0 to 62")],
+    ("text", "limits", "reach"),
+    [
+        ("shift:63", "0 to 62", 0),
+        ("sink:0", "1 to 60", 0),
+        ("sink:61", "1 to 60", 0),
+        ("shift:x", "0 to 62", 0),
+        ("shift:60", "0 to 59", 3),
+        ("sink:3", "4 to 60", 3),
+    ],
 )
-def test_a_number_that_leaves_nothing_is_refused(text, limits):
-    with pytest.raises(UserError, match=rf"'{text}' .*must be from {limits}: of the 64 positions of the con"):
-        context_end(text, BLOCKS, POSITIONS)
+def test_a_number_that_leaves_nothing_is_refused(text, limits, reach):
+    behind = f", and the last {reach} stay, which short convolutions read" if reach else ""
+    with pytest.raises(
+        UserError, match=rf"'{text}' .*must be from {limits}: .* must be left to drop{behind}; give another$"
+    ):
+        context_end(text, BLOCKS, POSITIONS, reach)
+
+
+@pytest.mark.parametrize("text", ["shift:59", "sink:4"])
+def test_what_a_convolution_reads_stays(text):
+    """The least that is left behind what is dropped."""
+    end = context_end(text, BLOCKS, POSITIONS, 3)
+    assert POSITIONS - end.dropped_positions(POSITIONS).stop >= 3
 
 
 def test_programs_that_it_cannot_be_had_with():

@@ -83,8 +83,8 @@ def test_logits_are_those_of_transformers(against: Any, folder: Path, session: S
         (
             {"context_end": "shift"},
             "context_end (CONTEXT_END) is 'shift', which drops tokens, and 2 layers of this model keep a "
-            "state, not keys and values: what these keep does not move with the positions behind: leave "
-            "context_end out",
+            "state, not keys and values: pages keep it at their own ends alone, and end elsewhere when "
+            "positions move: leave context_end out",
         ),
         (
             {"devices": (0, 1)},

@@ -172,10 +172,10 @@ def test_what_a_page_takes(folder: Path) -> None:
     ("options", "message"),
     [
         (
-            {"context_end": "shift"},
-            "context_end (CONTEXT_END) is 'shift', which drops tokens, and 2 layers of this model keep a "
-            "state, not keys and values: what these keep does not move with the positions behind: leave "
-            "context_end out",
+            {"context_end": "sink:2"},
+            "context-end is 'sink:2' (CONTEXT_END), and its number must be from 3 to 508: of the 512 "
+            "positions of the context some must be left to drop, and the last 2 stay, which short "
+            "convolutions read; give another",
         ),
         (
             {"devices": (0, 1), "decode": "rows"},
@@ -193,11 +193,12 @@ def test_what_is_not_built_is_refused(folder: Path, options: Any, message: str) 
 
 def test_chunks_and_the_static_form_are_refused(folder: Path, family: Family) -> None:
     with pytest.raises(
-        UserError, match=r"^chunks are computed each alone, and 2 layers of .* whole prompts$"
+        UserError, match=r"^chunks are .*, and 2 .*: behind a chunk it depends on .* are computed once$"
     ):
         family.session.chunk_registry()
     with pytest.raises(
-        UserError, match=r"^a Lfm2ForCausalLM is exported as one program, and 2 .* aerie run$"
+        UserError,
+        match=r"^a Lfm2ForCausalLM is exported as one program, and 2 .* no state among .* aerie run$",
     ):
         static_sizes(load_config(folder), 1, 1, 8, 64)
 
