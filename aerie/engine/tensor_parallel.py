@@ -6,10 +6,10 @@ short convolution it has as many columns as its heads are wide; of linear attent
 heads that these read.
 
 The two products that read parts, after attention and after the FFN, give partial sums, which all ranks add
-(`communication.all_reduce_sum`); the residual counts once, and a norm after them takes the whole sum. Norms of
-all heads together take the queries and keys of all ranks (`communication.all_gather_columns`). Embeddings and
-norms are complete on every rank; only rank 0 has the LM head. So a part is a model as well: of the same hidden
-size, with fewer heads.
+(`communication.all_reduce_sum`); the residual counts once, and a norm after them takes the whole sum. Norms
+of all heads together take the queries and keys of all ranks (`communication.all_gather_columns`). Embeddings
+and norms are complete on every rank; only rank 0 has the LM head. So a part is a model as well: of the same
+hidden size, with fewer heads.
 
 If there are more devices than key/value heads, each has one of them, and several have the same.
 """

@@ -63,6 +63,8 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
     """What a layer of this model has, by the names of the programs' arguments."""
     hidden, ffn = config.hidden_size, config.intermediate_size
     query = config.num_attention_heads * config.head_dim
+    conv = query if config.all_heads[0] else hidden  # of one of several devices, as wide as its heads
+    mixed = conv if layer in config.layers_with_conv else query
     key_value = config.num_key_value_heads * config.head_dim
     spans_heads = config.family.qk_norm_spans_heads
     shapes: Shapes = {
@@ -76,15 +78,15 @@ def layer_shapes(config: ModelConfig, layer: int = 0) -> Shapes:
         "bv": (key_value,),
         "q_norm": ((config.all_heads[0] * config.head_dim or query) if spans_heads else config.head_dim,),
         "k_norm": ((config.all_heads[1] * config.head_dim or key_value) if spans_heads else config.head_dim,),
-        "wo": (hidden, query),
+        "wo": (hidden, mixed),
         "attn_post_norm": (hidden,),
         "ffn_norm": (hidden,),
         "w_gate": (ffn, hidden),
         "w_up": (ffn, hidden),
         "w_down": (hidden, ffn),
         "ffn_post_norm": (hidden,),
-        **dict.fromkeys(CONV_PROJECTIONS, (query, hidden)),
-        "w_conv": (query, 1, config.conv_taps),
+        **dict.fromkeys(CONV_PROJECTIONS, (conv, hidden)),
+        "w_conv": (conv, 1, config.conv_taps),
         **(_delta_shapes(config, config.delta) if config.delta and layer in config.layers_with_conv else {}),
     }
     return {field: shapes[field] for field in config.layer_tensors(layer)}

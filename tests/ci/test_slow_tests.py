@@ -115,7 +115,7 @@ def test_every_second_worker_imports_from_the_last_file_on(
         raise ImportError(name)  # it is reported where the file is collected
 
     monkeypatch.setattr(import_order, "ROOT", tmp_path)
-    monkeypatch.setattr(import_order.importlib, "import_module", load)
+    monkeypatch.setattr("importlib.import_module", load)
     config = SimpleNamespace(args=arguments, getini=lambda _: ["tests"], workerinput=worker)
     session: Any = SimpleNamespace(config=config)
     import_order.pytest_collection(session)

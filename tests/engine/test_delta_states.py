@@ -86,11 +86,6 @@ def test_logits_are_those_of_transformers(against: Any, folder: Path, session: S
             "state, not keys and values: pages keep it at their own ends alone, and end elsewhere when "
             "positions move: leave context_end out",
         ),
-        (
-            {"devices": (0, 1)},
-            "2 devices cannot share this model (4 query heads, 2 key/value heads, FFN width 512): it has "
-            "linear attention, whose heads are not divided among devices; what works: 1",
-        ),
     ],
 )
 def test_what_is_not_built_is_refused(folder: Path, options: Any, message: str) -> None:

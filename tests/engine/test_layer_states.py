@@ -177,11 +177,6 @@ def test_what_a_page_takes(folder: Path) -> None:
             "positions of the context some must be left to drop, and the last 2 stay, which short "
             "convolutions read; give another",
         ),
-        (
-            {"devices": (0, 1), "decode": "rows"},
-            "2 devices cannot share this model (4 query heads, 2 key/value heads, FFN width 512): it has "
-            "short convolutions, whose columns are not divided among devices; what works: 1",
-        ),
     ],
 )
 def test_what_is_not_built_is_refused(folder: Path, options: Any, message: str) -> None:
