@@ -26,6 +26,8 @@ _OTHERWISE = {
     "model.norm": "model.embedding_norm",
 }
 """What LFM2 calls modules of a layer, and of the model, by Llama's names."""
+_IN_GRANITE_4 = {"mlp": "shared_mlp", "mlp.down_proj": "shared_mlp.output_linear"}
+"""The same of Granite 4."""
 
 
 HALVES_OF_HEADS = ("self_attn.q_proj", "self_attn.g_proj")
@@ -37,10 +39,11 @@ def module_part(layer: Any, path: str) -> tuple[Any, Any]:
     path = module_path(layer, path)
     if path in HALVES_OF_HEADS and (found := _half_of_heads(layer, HALVES_OF_HEADS.index(path))):
         return found
-    for fields, (whole, *_) in FUSED.items():
+    for fields, names in FUSED.items():
         parts = [_NAMES[field].rpartition(".")[0] for field in fields]
         if path in parts and not _has(layer, path):
-            module = layer.get_submodule(whole.rpartition(".")[0])
+            wholes = (name.rpartition(".")[0] for name in names)
+            module = layer.get_submodule(next(whole for whole in wholes if _has(layer, whole)))
             widths = _widths(layer, len(parts), module.out_features)
             first = sum(widths[: parts.index(path)])
             return module, slice(first, first + widths[parts.index(path)])
@@ -62,8 +65,9 @@ def _half_of_heads(layer: Any, half: int) -> tuple[Any, list[int]] | None:
 
 def module_path(layer: Any, path: str) -> str:
     """What this layer or model calls the module at `path`."""
-    other = _OTHERWISE.get(path, "")
-    return other if other and _has(layer, other) and not _has(layer, path) else path
+    others = (names.get(path, "") for names in (_OTHERWISE, _IN_GRANITE_4))
+    found = (other for other in others if other and _has(layer, other))
+    return path if _has(layer, path) else next(found, path)
 
 
 def _has(layer: Any, path: str) -> bool:

@@ -123,7 +123,8 @@ def _swiglu(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa
     import torch
 
     mlp = layer.get_submodule(module_path(layer, "mlp"))
-    activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", torch.nn.functional.silu)
+    names = ("act_fn", "activation_fn", "activation")
+    activation = next((getattr(mlp, name) for name in names if hasattr(mlp, name)), torch.nn.functional.silu)
     return activation(values["gate"]) * values["up"]
 
 

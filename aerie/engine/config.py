@@ -360,7 +360,7 @@ def _is_tied(config: ConfigReader, family: ModelFamily) -> bool:
 def _intermediate_size(config: ConfigReader, family: ModelFamily) -> int:
     """The FFN's width. Some families say it before two thirds are taken of it and rounded up, as
     transformers' Lfm2MLP does."""
-    entry = "block_ff_dim" if family.adjusts_ffn and config.get("block_ff_dim") else "intermediate_size"
+    entry = "block_ff_dim" if family.adjusts_ffn and config.get("block_ff_dim") else family.ffn_entry
     width = config.positive_int(entry, most=MAX_WIDTH)
     if not family.adjusts_ffn or not config.flag("block_auto_adjust_ff_dim", default=True):
         return width

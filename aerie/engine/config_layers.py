@@ -21,6 +21,8 @@ MAX_DELTA_HEADS = 1 << 14
 MAX_DELTA_DIM = 1 << 12
 """Several times those of any published model."""
 
+ROPE = "rope"
+"""In `position_embedding_type`; anything else stands for no positions."""
 FULL, SLIDING, CONV, LINEAR = "full_attention", "sliding_attention", "conv", "linear_attention"
 """Kinds of layers in `layer_types`, and in `rope_parameters` where it has RoPE by kind of layer."""
 
@@ -137,6 +139,8 @@ def read_layers_without_rope(config: ConfigReader, family: ModelFamily, layers: 
                 "known; fetch it again"
             )
         return frozenset(layer for layer in range(layers) if not turned[layer])
+    if family.is_hybrid and config.get("position_embedding_type") != ROPE:
+        return frozenset(range(layers))
     if not family.no_rope_interval:
         return frozenset()
     interval = config.positive_int("no_rope_layer_interval", default=family.no_rope_interval, most=MAX_LAYERS)

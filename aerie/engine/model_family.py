@@ -63,11 +63,13 @@ decays and rates are made of, the taps of each column, a norm of heads, and the 
 GATED_QUERY = {"wqg": "self_attn.q_proj.weight"}
 """Of each head the queries' projection, then that of the gate on what attention gives, in place of `wq`."""
 
+GATE_UP = ("w_gate", "w_up")
+
 FUSED = {
     ("w_conv_b", "w_conv_c", "w_conv_x"): ("conv.in_proj.weight",),
     ("wq", "wk", "wv"): ("self_attn.qkv_proj.weight", "self_attn.attn_qkv.weight"),
     ("bq", "bk", "bv"): ("self_attn.qkv_proj.bias", "self_attn.attn_qkv.bias"),
-    ("w_gate", "w_up"): ("mlp.gate_up_proj.weight", "mlp.ffn_gate_up.weight"),
+    GATE_UP: ("mlp.gate_up_proj.weight", "mlp.ffn_gate_up.weight", "shared_mlp.input_linear.weight"),
 }
 """Tensors that a file may store as one, one below the other in this order, and that tensor's names."""
 
@@ -140,14 +142,17 @@ class ModelFamily:
     `layer_types` or `max_window_layers` name. has_partial_rotary: whether RoPE may turn only the first part
     of a head, `partial_rotary_factor` of it, by default `partial_rotary`. reads_images: whether its published
     files have RoPE for images too. is_fused: whether queries, keys and values, and gate and up, are one
-    tensor each. has_multipliers: whether config.json has the four factors of Multipliers, each 1 where it
-    does not say. scoring_architecture: the class of its rerankers with a head that scores in place of the LM
-    head; None where none of its rerankers is known. tensors: of a layer, as LAYER_TENSORS. conv_tensors: of a
-    layer with a short convolution, or with linear attention, in place of attention, which `layer_types`
-    names; empty means that it has no such layers. final_norm: the tensor of the norm after the layers.
-    norm_eps_entry: what config.json calls the epsilon. adjusts_ffn: whether the FFN's width follows from the
-    entries `block_*`, by rounding. diffusion: for a family of block diffusion. published_sizes: for messages.
-    run_with: the published models that the project ran, with real weights, and their types.
+    tensor each. fused_ffn: the tensor that gate and up are, where that has another name. is_hybrid: whether
+    its class has layers of Mamba-2 and experts too, which are refused, and `position_embedding_type` says
+    whether layers have RoPE. ffn_entry: what config.json calls the FFN's width. has_multipliers: whether
+    config.json has the four factors of Multipliers, each 1 where it does not say. scoring_architecture: the
+    class of its rerankers with a head that scores in place of the LM head; None where none of its rerankers
+    is known. tensors: of a layer, as LAYER_TENSORS. conv_tensors: of a layer with a short convolution, or
+    with linear attention, in place of attention, which `layer_types` names; empty means that it has no such
+    layers. final_norm: the tensor of the norm after the layers. norm_eps_entry: what config.json calls the
+    epsilon. adjusts_ffn: whether the FFN's width follows from the entries `block_*`, by rounding. diffusion:
+    for a family of block diffusion. published_sizes: for messages. run_with: the published models that the
+    project ran, with real weights, and their types.
     """
 
     model_type: str
@@ -174,6 +179,9 @@ class ModelFamily:
     partial_rotary: float = 1.0
     reads_images: bool = False
     is_fused: bool = False
+    fused_ffn: str = ""
+    is_hybrid: bool = False
+    ffn_entry: str = "intermediate_size"
     has_multipliers: bool = False
     qk_norm_spans_heads: bool = False
     norm_round_once: bool = False

@@ -115,11 +115,6 @@ OTHER_ARCHITECTURES = (
     ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
     ("bert electra xlm", "it makes vectors of texts, and no answers"),
     (
-        "granitemoehybrid",
-        "most of its sizes have layers of Mamba-2, which keep a state: a kernel for these, and a family with "
-        "the tensors of its shared FFN, are what it takes",
-    ),
-    (
         "moe mixtral dbrx deepseek gptoss llama4 minimax",
         "it is a mixture of experts, in which each token takes weights of its own",
     ),
@@ -260,14 +255,33 @@ def _same(actual: Any, value: Any) -> bool:
     return isinstance(actual, bool) == isinstance(value, bool) and bool(actual == value)
 
 
+MAMBA = ": a layer of Mamba-2 keeps a state, and a kernel for it is what it takes"
+
+
+def _check_hybrid(config: ConfigReader) -> None:
+    """Neither experts nor layers of Mamba-2, which are what transformers takes where these do not say."""
+    if config.positive_int("num_local_experts", default=8, least=0):
+        given = config.get("num_local_experts", "not there, and 8 then")
+        raise ConfigError(
+            f"{config.path}: num_local_experts is {given}: it is a mixture of experts, in which each token "
+            "takes weights of its own; only num_local_experts 0 is supported"
+        )
+    if not config.items("layer_types"):
+        raise ConfigError(f"{config.path}: without layer_types all layers are of Mamba-2{MAMBA}")
+
+
 def _check_layers(config: ConfigReader, family: ModelFamily) -> None:
     """Every layer attends to all positions of the context, and turns its heads, where the family has no
     layers without RoPE."""
     known = ("full_attention", state_kind(family)) if family.conv_tensors else WINDOW_ENTRIES
+    if family.is_hybrid:
+        _check_hybrid(config)
+        known = ("attention", "full_attention")
     other = [kind for kind in config.items("layer_types") if kind not in known]
     if other:
+        why = MAMBA if family.is_hybrid else ""
         raise ConfigError(
-            f"{config.path}: layer_types has {short(other[0])}; only "
+            f"{config.path}: layer_types has {short(other[0])}{why}; only "
             f"{' and '.join(map(repr, known))} are supported"
         )
     turned = config.items("no_rope_layers")  # 1 for a layer with RoPE, as SmolLM3 and Llama 4 have it

@@ -23,7 +23,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.errors import WeightsError
 from aerie.engine.layer_states import DeltaHeads
-from aerie.engine.model_family import DELTA, FUSED
+from aerie.engine.model_family import DELTA, FUSED, GATE_UP
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.pooling import SCORE_ROWS
 from aerie.engine.quantised import PackedBlocks, QuantisedTensor, as_kind
@@ -135,9 +135,11 @@ def fused_tensors(config: ModelConfig) -> dict[str, list[str]]:
     for layer in range(config.num_hidden_layers):
         tensors = config.layer_tensors(layer)
         for fields, names in FUSED.items():
-            is_fused = config.family.is_fused or fields == CONV_PROJECTIONS
+            own = config.family.fused_ffn if fields == GATE_UP else ""
+            is_fused = own or config.family.is_fused or fields == CONV_PROJECTIONS
             if is_fused and all(field in tensors for field in fields):
-                fused[in_layer(layer, names[0])] = [in_layer(layer, tensors[field]) for field in fields]
+                whole = in_layer(layer, own or names[0])
+                fused[whole] = [in_layer(layer, tensors[field]) for field in fields]
     return fused
 
 

@@ -138,6 +138,9 @@ SHAPES = {
     "granite-3.0-2b": _shape(
         "granite", (49155, 2048, 8192, 40), (32, 8, 64), 4096, 1e4, multipliers=GRANITE_2B
     ),
+    "granite-4.0-micro": _shape(
+        "granitemoehybrid", (100352, 2560, 8192, 40), (40, 8, 64), 131072, 1e7, multipliers=GRANITE_2B
+    ),
     "phi-3-mini-4k": _shape("phi3", (32064, 3072, 8192, 32), (32, 32, 96), 4096, 1e4, tied=False),
     "phi-4-mini": _shape(
         "phi3", (200064, 3072, 8192, 32), (24, 8, 128), 131072, 1e4, rule=PHI_4_MINI, rotary_part=0.75
@@ -165,8 +168,8 @@ SHAPES = {
         "llama", (1024, 256, 512, 2), (4, 2, 64), 512, 5e5, rule=Llama3Scaling(32.0, 1.0, 4.0, 128)
     ),
 }
-"""As in the config.json of the published models, except for the ids of special tokens; `tiny` is for tests.
-"""
+"""As in the config.json of the published models, but for the ids of special tokens; `tiny` is for tests. Of
+granite-4.0-micro the sizes are its own, and the factors, context and RoPE those of other Granites."""
 
 LLAMA_3_2_1B, TINY = SHAPES["llama-3.2-1b"], SHAPES["tiny"]
 
@@ -217,7 +220,9 @@ def _distribution(name: str, shape: tuple[int, ...], norm_offset: int) -> tuple[
         return 0.0 if norm_offset and ".linear_attn.norm." not in name else 1.0, NORM_STD
     if not name.startswith("model.layers."):
         return 0.0, EMBED_STD
-    adds = name.endswith(("o_proj.weight", "down_proj.weight", "out_proj.weight", "w2.weight"))
+    adds = name.endswith(
+        ("o_proj.weight", "down_proj.weight", "out_proj.weight", "w2.weight", "output_linear.weight")
+    )
     return 0.0, (RESIDUAL_STD if adds else 1.0) / math.sqrt(math.prod(shape[1:]))
 
 
@@ -236,7 +241,8 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         **({"hidden_activation": config.activation} if family.local_rope_theta else {}),
         "hidden_size": config.hidden_size,
         "initializer_range": 0.02,
-        "intermediate_size": config.intermediate_size,
+        family.ffn_entry: config.intermediate_size,
+        **(_hybrid(config) if family.is_hybrid else {}),
         **blocks,
         **({"mask_token_id": diffusion.mask_token_id} if diffusion else {}),
         "max_position_embeddings": config.max_position_embeddings,
@@ -265,6 +271,14 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         "use_cache": True,
         "vocab_size": config.vocab_size,
     }
+
+
+def _hybrid(config: ModelConfig) -> dict[str, Any]:
+    """Entries of a class that may have layers of Mamba-2, and experts, of a model without."""
+    layers = config.num_hidden_layers
+    has_rope = len(config.layers_without_rope) < layers
+    kinds = {"layer_types": ["full_attention"] * layers, "num_local_experts": 0, "num_experts_per_tok": 0}
+    return {**kinds, "position_embedding_type": "rope" if has_rope else None}
 
 
 def _convolutions(config: ModelConfig) -> dict[str, int]:

@@ -56,6 +56,17 @@ FAMILY_ROWS = {
         "residual_multiplier": 0.22,
         "logits_scaling": 1.7,
     },
+    "granitemoehybrid": {
+        "family": "GraniteMoeHybrid",
+        "layer_types": ["full_attention"] * 3,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "position_embedding_type": "rope",
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.09,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 1.7,
+    },
     "lfm2": {
         "family": "Lfm2",
         "layer_types": ["conv", "full_attention", "conv"],
@@ -98,6 +109,15 @@ RULES = (
     },
 )
 SHAPES_EACH = 4
+NEEDED = {
+    "granitemoehybrid": {
+        "layer_types": ["full_attention"] * 4,
+        "num_local_experts": 0,
+        "position_embedding_type": "rope",
+        "shared_intermediate_size": 512,
+    }
+}
+"""Entries without which a family's model would be one that is refused."""
 MINIMAL = {
     "vocab_size": 512,
     "hidden_size": 256,
@@ -214,7 +234,15 @@ def with_linear_attention(shape, number):
     }
 
 
+def of_granite_4(shape, number):
+    """Without RoPE in one of three. Its FFN's width has another name."""
+    position = {"position_embedding_type": None} if number % 3 == 2 else {}
+    width = {"shared_intermediate_size": shape["intermediate_size"]}
+    return with_kinds(shape, number) | width | position | {"logits_scaling": shape["hidden_size"] / 160}
+
+
 CHANGED = {
+    "granitemoehybrid": of_granite_4,
     "gemma3_text": with_wide_heads,
     "lfm2": with_convolutions,
     "ministral": with_kinds,
@@ -279,7 +307,11 @@ def test_random_shapes_on_the_virtual_npu(family, make_checkpoint, against):
 def test_absent_entries_take_the_defaults_of_transformers(family, tmp_path):
     import transformers
 
-    sizes = {**MINIMAL, "num_hidden_layers": 4}  # of which linear attention leaves one to attention
+    sizes = {
+        **MINIMAL,
+        **NEEDED.get(family, {}),
+        "num_hidden_layers": 4,  # of which linear attention leaves one to attention
+    }
     (tmp_path / "config.json").write_text(
         json.dumps({**sizes, "model_type": family, **FAMILY_ROWS[family].get("entries", {})})
     )
@@ -421,7 +453,6 @@ def test_what_contradicts_the_family_is_refused(family, fact, reason, qwen):
         ("olmo", "its norms stand after attention"),
         ("cohere", "side by side, after a LayerNorm"),
         ("granitemoe", "mixture of experts"),
-        ("granitemoehybrid", "layers of Mamba-2, which keep a state"),
         ("minicpm", "multiplies embeddings, residuals and logits"),
         ("glm4", "turns neighbouring elements"),
         ("gpt2", "LayerNorm, learned positions"),
@@ -438,6 +469,31 @@ def test_other_models_are_refused_with_the_reason_and_what_runs(model_type, reas
     assert after == f"{', '.join(first)} and {last} are supported (README.md, Models that run)"
     named = rf".*the architecture is not named \(model_type '{model_type}'\)"
     assert re.fullmatch(named + (f": .*{re.escape(reason)}.*" if reason else ""), before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"num_local_experts": 8},
+            "num_local_experts is 8: it is a mixture of experts, in which each token takes weights of its "
+            "own; only num_local_experts 0 is supported",
+        ),
+        ({"num_local_experts": None}, "num_local_experts is not there, and 8 then: it is a mixture"),
+        (
+            {"layer_types": ["mamba", "attention"]},
+            "layer_types has 'mamba': a layer of Mamba-2 keeps a state, and a kernel for it is what it "
+            "takes; only 'attention' and 'full_attention' are supported",
+        ),
+        ({"layer_types": None}, "without layer_types all layers are of Mamba-2: a layer of Mamba-2 keeps"),
+    ],
+)
+def test_granite_4_with_other_layers_is_refused(changes, message, tmp_path):
+    entries = MINIMAL | NEEDED["granitemoehybrid"] | changes | {"model_type": "granitemoehybrid"}
+    given = {name: value for name, value in entries.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(given))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_config(tmp_path)
 
 
 @pytest.mark.parametrize("family", QWENS)

@@ -172,6 +172,7 @@ GEMMA3_FAULTS = (
 
 FAMILY_CHANGES: dict[str, dict[str, Any]] = {
     "granite": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)},
+    "granitemoehybrid": {"multipliers": Multipliers(12.0, 0.09, 0.22, 1.7)},
     "phi3": {
         "partial_rotary_factor": 0.5,
         "rope_scaling": LongRopeScaling(
@@ -192,6 +193,10 @@ FAMILY_FAULTS = {
         Fault("scores of another family", other_factors(attention=None), "layer 0, step attention"),
         Fault("residual factor left out", other_factors(residual=1.0), "layer 0, step attn_residual"),
         Fault("logits not divided", other_factors(logits_divisor=1.0), "divided_logits"),
+    ),
+    "granitemoehybrid": (
+        Fault("gate and up swapped", weights_fault(1, gate_and_up_swapped), "layer 1, step gate"),
+        Fault("residual factor left out", other_factors(residual=1.0), "layer 0, step attn_residual"),
     ),
     "lfm2": (
         Fault("the state of another sequence", of_conv(of_another_sequence), "layer 0, step conv"),
