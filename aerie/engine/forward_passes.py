@@ -169,19 +169,23 @@ class LayerCalls:
 
     def _gather(self, part: BF16Array, heads: int) -> BF16Array:
         """The columns of `heads` heads, of which every device gives its part."""
-        group, head_dim = self._model.group, self._model.config.head_dim
-        out = np.empty((len(part), heads * head_dim), bf16)
-        firsts = [rank * heads // group.world_size * head_dim for rank in range(group.world_size)]
+        group = self._model.group
+        out = np.empty((len(part), heads * self._model.config.head_dim), bf16)
+        firsts = [self._first_column(rank, heads) for rank in range(group.world_size)]
         self._calls.host("gather", HostWork(partial(all_gather_columns, group, part, firsts, out)))
         return out
 
     def _own_columns(self, whole: BF16Array, width: int) -> BF16Array:
         """This device's columns of what all devices have."""
-        group, head_dim = self._model.group, self._model.config.head_dim
-        first = group.rank * (whole.shape[1] // head_dim) // group.world_size * head_dim
+        heads = whole.shape[1] // self._model.config.head_dim
+        first = self._first_column(self._model.group.rank, heads)
         out = np.empty((len(whole), width), whole.dtype)
         self._calls.host("gather", HostWork(partial(np.copyto, out, whole[:, first : first + width])))
         return out
+
+    def _first_column(self, rank: int, heads: int) -> int:
+        """Where the part of a rank begins in the columns of `heads` heads (tensor_parallel.RankWeights)."""
+        return rank * heads // self._model.group.world_size * self._model.config.head_dim
 
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
         """Compute attention, or what a layer has in its place, output projection and FFN of a layer. x: the

@@ -22,7 +22,13 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine import forward_passes, tensor_parallel
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.communication import PeerError, SingleRank, all_reduce_sum, thread_group
+from aerie.engine.communication import (
+    PeerError,
+    SingleRank,
+    all_gather_columns,
+    all_reduce_sum,
+    thread_group,
+)
 from aerie.engine.config import ModelConfig
 from aerie.engine.devices import Devices
 from aerie.engine.families import FAMILIES
@@ -221,6 +227,48 @@ def test_a_fault_in_sharing_is_found(demo: Family, fault: Any, monkeypatch: pyte
     fault(monkeypatch)
     session = opened(demo.checkpoint, 2)
     assert demo.failures(logits(session.model))
+    session.close()
+
+
+def each_norms_its_part(patch: pytest.MonkeyPatch) -> None:
+    """In place of the sum of all."""
+    real = all_reduce_sum
+    of_part = lambda group, x, made, *rest: real(SingleRank() if x is None else group, x, made, *rest)  # noqa: E731
+    patch.setattr(forward_passes, "all_reduce_sum", of_part)
+
+
+def columns_are_gathered_in_the_other_order(patch: pytest.MonkeyPatch) -> None:
+    real = all_gather_columns
+    other = lambda group, part, firsts, out: real(group, part, firsts[::-1], out)  # noqa: E731
+    patch.setattr(forward_passes, "all_gather_columns", other)
+
+
+def another_part_is_convolved(patch: pytest.MonkeyPatch) -> None:
+    cut, size = tensor_parallel.CUT["w_conv"]
+    other = lambda weights: size(replace(weights, rank=1 - weights.rank))  # noqa: E731
+    patch.setitem(tensor_parallel.CUT, "w_conv", (cut, other))
+
+
+def another_part_has_the_gate(patch: pytest.MonkeyPatch) -> None:
+    """Of linear attention."""
+    cut = tensor_parallel.DELTA_CUT["w_z"]
+    other = lambda weights, *rest: cut(replace(weights, rank=1 - weights.rank), *rest)  # noqa: E731
+    patch.setitem(tensor_parallel.DELTA_CUT, "w_z", other)
+
+
+FAULTS_OF = {
+    "gemma3_text": each_norms_its_part,
+    "olmo2": columns_are_gathered_in_the_other_order,
+    "lfm2": another_part_is_convolved,
+    "qwen3_5_text": another_part_has_the_gate,
+}
+
+
+def test_a_fault_of_a_familys_own_sharing_is_found(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FAULTS_OF.get(family.checkpoint.config.family.model_type, one_part_is_missing)
+    fault(monkeypatch)
+    session = opened(family.checkpoint, 2)
+    assert family.failures(logits(session.model))
     session.close()
 
 
